@@ -1,9 +1,9 @@
-"""What the router costs alone.
+"""CPU and memory cost of the router alone.
 
 decision  CPU of placing a request, and of KV events   world   the router and engines that it is measured in
-sharing   CPU and bytes of what routers tell each other
+sharing   CPU and bytes of updates between routers
 growth    CPU as replicas grow in number               sizing  CPU and memory by replicas and streams
 conversations  the texts                               sizing_report  its sums and table
-state     leaving what is known, and beginning with it
-memory    bytes by what they are kept for, CPU of the start
+state     handing state over to another router
+memory    bytes by purpose, CPU of the start
 """

@@ -1,8 +1,9 @@
-"""What the cost instrument works on: a tokenizer of real size, text that tokenizes like code, and conversations.
+"""Input of the cost benchmark: a tokenizer of real size, text that tokenizes like code, and conversations.
 
-No model is fetched. A byte-level BPE of VOCABULARY entries is trained on the standard library's sources, which takes
-half a minute once, and is kept in the temporary folder; so is its template, which is ChatML with tools. What an
-encoder costs depends on how text splits into words and how deep merges go: code is dearer than prose on both counts.
+No model is fetched. A byte-level BPE of VOCABULARY entries is trained on the standard library's sources. That takes
+half a minute once, and the result is kept in the temporary folder, together with its template, which is ChatML with
+tools. The cost of an encoder depends on how text splits into words and how deep merges go. Code costs more than prose
+in both respects.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ TOOLS = [
 
 
 def sources(bytes_max: int) -> Iterator[str]:
-    """The standard library's modules, in the order of their names, up to so many bytes."""
+    """Yield the standard library's modules in the order of their names, up to `bytes_max` bytes."""
     taken = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
         if "site-packages" in path.parts:
@@ -82,7 +83,7 @@ def sources(bytes_max: int) -> Iterator[str]:
 
 
 def tokenizer_folder(vocabulary: int = VOCABULARY, corpus_bytes_max: int = CORPUS_BYTES_MAX) -> Path:
-    """A folder with a tokenizer and a template; trained on the first call, found again later."""
+    """Return a folder with a tokenizer and a template; trained by the first call, reused by later ones."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}"
     name = f"warmroute-cost-{os.getuid()}-{RECIPE}-{vocabulary}-{corpus_bytes_max}-{version}"
     folder = Path(tempfile.gettempdir()) / name
@@ -91,7 +92,7 @@ def tokenizer_folder(vocabulary: int = VOCABULARY, corpus_bytes_max: int = CORPU
         _train(made, vocabulary, corpus_bytes_max)
         try:
             made.rename(folder)
-        except OSError:  # another one was faster
+        except OSError:  # another process was faster
             shutil.rmtree(made)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to someone else")
@@ -101,7 +102,7 @@ def tokenizer_folder(vocabulary: int = VOCABULARY, corpus_bytes_max: int = CORPU
 def _train(folder: Path, vocabulary: int, corpus_bytes_max: int) -> None:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    # The words that GPT-4's family of tokenizers cuts text into: digits by threes, and spaces that stay with words.
+    # The words into which GPT-4's family of tokenizers splits text: digits by threes, and spaces that stay with words.
     words = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -130,7 +131,7 @@ def _lines() -> list[str]:
 
 
 def body_of(messages: list[dict[str, Any]], *, tools: bool) -> bytes:
-    """A chat request as an agent sends it."""
+    """Return the body of a chat request as an agent sends it."""
     body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": 512}
     return json.dumps(body | ({"tools": TOOLS} if tools else {}), ensure_ascii=False).encode()
 
@@ -144,7 +145,7 @@ class Talks:
         self._lines = _lines()
 
     def text(self, name: str, tokens: int) -> str:
-        """About so many tokens of source code, a few lines from here and a few from there."""
+        """Return about `tokens` tokens of source code, a few lines from each of many places."""
         rng = random.Random(f"{self._seed} {name}")
         wanted, parts, size = int(tokens * self.bytes_per_token), [], 0
         while size < wanted:
@@ -155,7 +156,7 @@ class Talks:
         return "".join(parts)[:wanted]
 
     def messages(self, name: str, first: int, count: int, tokens_each: int) -> list[dict[str, Any]]:
-        """Messages `first` to `first + count` of a conversation; a user's first, then in turns."""
+        """Return messages `first` to `first + count` of a conversation; the roles alternate, a user first."""
         return [
             {"role": ("user", "assistant")[n % 2], "content": self.text(f"{name} {n}", tokens_each)}
             for n in range(first, first + count)

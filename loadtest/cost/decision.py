@@ -1,18 +1,20 @@
-"""`python -m loadtest cost`: CPU that exact knowledge costs the router, measured in-process on its real path.
+"""`python -m loadtest cost`: CPU cost of exact cache knowledge, measured in-process on the router's real path.
 
-A decision is all that happens between a request's body and its replica: parse, canonical chain, template and tokens,
-keys, match, place. What is booked when the answer ends (finish) is shown beside it. Eight replicas are followed; one
-holds the conversation, the others parts of it, and all of them other things. A conversation begins (cold), goes on by
-a turn, and by another, which is measured (extend). Stages are measured on conversations of their own, one call after
-the other; what they do not add up to is the event loop and the hops between threads.
+A decision is everything between a request's body and its replica. Its stages are parse, canonical chain, template and
+tokens, keys, match, and place. The bookkeeping at the end of the answer (finish) is shown beside it. The router follows eight replicas:
+one has the whole conversation in its cache, the others parts of it, and all of them other blocks. A conversation begins
+(cold), continues by a turn, and by another, which is measured (extend). Stages are measured on separate conversations,
+one call after the other. The difference between their sum and the whole is the event loop and the hops between threads.
 
-Events are followed from their bytes: decode, and apply to what the router knows. Bytes a block are what tracemalloc
-counts as held for it.
+Events are processed from their bytes: decoded, and applied to the router's knowledge. Bytes per block are the memory
+that tracemalloc attributes to it.
 
-With `--memory` it is measured instead what the router keeps, and what its start takes (memory.py).
-With `--state`, what it takes to leave all that is known, and to begin with it (state.py).
-With `--replicas` it is measured instead how placing grows with the fleet (growth.py).
-With `--sharing` it is measured instead what it costs that several routers tell each other (sharing.py).
+Options select another measurement instead:
+
+- `--memory`: the router's memory by purpose, and the cost of its start (memory.py).
+- `--state`: the cost of handing the whole state over to another router (state.py).
+- `--replicas`: the growth of placement cost with the fleet (growth.py).
+- `--sharing`: the cost of updates between several routers (sharing.py).
 """
 
 from __future__ import annotations
@@ -65,14 +67,14 @@ LONG_A_RUN, SHORT_A_RUN = 4, 40  # conversations side by side
 OTHER_BLOCKS = 20_000
 REPLICAS_MAX = 10_000
 EVENT_BLOCKS, POOL_BLOCKS = 100_000, 30_000
-# By blocks of an event: events of a batch, as an engine with a few requests in each step sends them.
+# Number of events in a batch, by blocks of an event, as an engine with a few requests in each step sends them.
 EVENTS_PER_BATCH = {1: 8, 8: 4, 64: 1}
 GOALS = {"extend_100k_ms": 3.0, "cold_100k_ms": 8.0, "extend_1k_ms": 0.3}
 BLOCKS_PER_S_GOAL = 100_000.0
 
 
 def judged(case: str, got: float) -> Row:
-    """A row, with its goal if it has one."""
+    """Return a row, with its goal if it has one."""
     limit = GOALS.get(case)
     if limit is not None:
         return Row(case=case, goal=f"< {limit:g}", expected=limit, got=got, ok=got < limit)
@@ -94,8 +96,11 @@ async def conversations(
     staged: bool,
     measured: Callable[[bool], None] = lambda _: None,
 ) -> list[tuple[Decision, Decision]]:
-    """Conversations that nobody knows, each one's next turn, and the one after: the first and the last decision of
-    each. Long ones have tools, which are a thousand tokens. `measured` hears when the last ones begin and end."""
+    """Run new conversations through three turns. Returns the first and the last decision of each.
+
+    Long conversations have tools, which are a thousand tokens. `measured` is called with True before the last turns
+    begin and with False after they end.
+    """
     (tokens, count), decide = size, world.stages if staged else world.decide
     turns = [[talks.messages(name, 0, count + more, tokens // count) for more in (0, 2, 4)] for name in names]
     first, second, third = ([body_of(said[i], tools=size is LONG) for said in turns] for i in range(3))
@@ -115,7 +120,7 @@ async def conversations(
 
 
 async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> list[Row]:
-    """Rows of all decisions; `told` hears how many runs are done."""
+    """Return rows of all decisions; `told` is called with the number of finished runs."""
     world = PricedRouter(folder)
     try:
         talks = await fitting(world)
@@ -137,7 +142,7 @@ async def decisions(folder: Path, runs: int, told: Callable[[int], None]) -> lis
 
 
 def rows_of(case: str, found: dict[str, list[Decision]]) -> list[Row]:
-    """Medians of one case: its size, the whole, its stages."""
+    """Return medians of one case: its size, the whole, its stages."""
     whole, staged = found[case], found[f"{case}_staged"]
     stages = {name: statistics.median(each.stages_s[name] for each in staged) * 1e3 for name in STAGES}
     return [
@@ -148,14 +153,14 @@ def rows_of(case: str, found: dict[str, list[Decision]]) -> list[Row]:
 
 
 async def fitting(world: PricedRouter) -> Talks:
-    """Text whose prompts come out as long as they are meant to be."""
+    """Return text whose prompts have the intended number of tokens."""
     talks = Talks(4.0)
     decision = await world.decide(body_of(talks.messages("fit", 0, 9, LONG[0] // 9), tools=False))
     return Talks(4.0 * LONG[0] / (len(decision.ids) // 4))
 
 
 async def profile(folder: Path, size: tuple[int, int]) -> None:
-    """Print where the time goes when a conversation grows by a turn, all in one thread."""
+    """Print a CPU profile of a conversation that grows by a turn, all in one thread."""
     world, profiler = PricedRouter(folder, one_thread=True), cProfile.Profile()
     try:
         talks = await fitting(world)
@@ -176,7 +181,7 @@ async def profile(folder: Path, size: tuple[int, int]) -> None:
 
 
 def knowledge() -> Knowledge:
-    """What a router knows, empty."""
+    """Return the empty knowledge of a router."""
     return Knowledge(
         blocks_max=1 << 20,
         aside_max=1 << 17,
@@ -188,7 +193,10 @@ def knowledge() -> Knowledge:
 
 
 def payloads(blocks_each: int, *, as_map: bool, evict: bool = False) -> list[bytes]:
-    """EVENT_BLOCKS blocks stored in events of so many, prompts of 64 blocks; with `evict` the oldest make room."""
+    """Return EVENT_BLOCKS blocks as batches of events of `blocks_each` blocks, from prompts of 64 blocks.
+
+    With `evict` the oldest blocks are removed if the pool is full.
+    """
     rng, made, events, live = random.Random(blocks_each), list[bytes](), list[Any](), list[int]()
     for _ in range(EVENT_BLOCKS // 64):
         ids = token_ids(rng, 64)
@@ -206,7 +214,7 @@ def payloads(blocks_each: int, *, as_map: bool, evict: bool = False) -> list[byt
 
 
 def ingestion(blocks_each: int, *, as_map: bool, evict: bool = False) -> float:
-    """Blocks stored per second of CPU, from bytes on; eight streams in turns."""
+    """Return the blocks stored per second of CPU, from bytes on; eight streams in rotation."""
     given, known = payloads(blocks_each, as_map=as_map, evict=evict), knowledge()
     names = [f"replica {number}" for number in range(1 if evict else REPLICAS)]
     for name in names:
@@ -226,7 +234,7 @@ def ingestion(blocks_each: int, *, as_map: bool, evict: bool = False) -> float:
 
 
 def bytes_a_block(holders: int) -> float:
-    """Bytes of memory for each block of each of so many replicas that hold the same ones."""
+    """Return the memory of a block per replica, in bytes, if `holders` replicas hold the same blocks."""
     given, known = payloads(8, as_map=True), knowledge()
     names = [f"replica {number}" for number in range(holders)]
     for name in names:
@@ -246,7 +254,7 @@ def bytes_a_block(holders: int) -> float:
 
 
 def event_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
-    """Rows of all streams; `told` hears how many are done."""
+    """Return rows of all streams; `told` is called with the number of finished ones."""
     rows: list[Row] = []
     for blocks_each in EVENTS_PER_BATCH:
         for form in ("maps", "arrays"):
@@ -264,7 +272,7 @@ def event_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """Cases, goals and what was got."""
+    """Return a table of cases, goals and results."""
     made = drawn(("case", "got", "goal", ""), (), title, left={"case", ""})
     for row in rows:
         got = row.got or 0.0
@@ -276,7 +284,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; with --check 1 when a goal was missed, 2 when something could not be measured."""
+    """Run the command; with --check 1 if a goal was missed, 2 if something could not be measured."""
     options = _parser().parse_args(argv)
     console = Console(stderr=True)
     try:

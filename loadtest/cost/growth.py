@@ -1,13 +1,13 @@
-"""What replicas cost that have nothing to say: `python -m loadtest cost --replicas 8,64,256,1000`.
+"""CPU cost of replicas that report nothing new: `python -m loadtest cost --replicas 8,64,256,1000`.
 
-For each size of fleet: CPU of the core alone, without parsing, hashing and network, on this thread.
+For each size of fleet, it is the CPU of the core alone, without parsing, hashing and network, on this thread.
 
 - `place_estimated`, `place_exact`: a request is placed and its answer ends. Prompts have 8,000 tokens and are held by
   one replica each, by our own estimate or by events. Each replica has a stream open.
 - `place_blip`: the same by estimate, three seconds after the health checks of all replicas failed and came back.
-- `join`: a replica in place of another: the new set, its models and first health check, and the first placement.
-- `look_slice`: the longest time without a pause of a look for stuck replicas, when nothing comes of any of them.
-- `open_request`: bytes that are free again when a request for 1,000 tokens ends, on the mean of many.
+- `join`: a replica replaces another one: the new set, its models and first health check, and the first placement.
+- `look_slice`: the longest time without a pause of a check for stalled replicas, while no replica sends anything.
+- `open_request`: bytes that are free again when a request for 1,000 tokens ends, as the mean of many.
 
 Goals are for native code. Each figure in milliseconds is the median of several runs.
 """
@@ -37,7 +37,7 @@ from router.core.prompts.blocks import Chain, chain_of, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 
 PLACE_GOAL_MS = {8: 0.08, 64: 0.12, 256: 0.3, 1_000: 1.0}  # goals for other numbers of replicas are in proportion
-EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # times of a placement by estimate: of its goal, and of the time it took
+EXACT_TIMES, BLIP_TIMES = 2.0, 2.0  # factors over a placement by estimate: over its goal, and over its measured time
 JOIN_GOAL_MS, SLICE_GOAL_MS, OPEN_GOAL_BYTES = 5.0, 1.0, 2_048.0
 PROMPT_TOKENS, OPEN_TOKENS, BYTES_PER_TOKEN = 8_000, 1_000, 4
 PROMPTS, OPEN, JOINS = 64, 256, 9
@@ -46,7 +46,7 @@ KV_TOKENS = 1_000_000
 
 
 def place_goal_ms(replicas: int) -> float:
-    """Milliseconds that placing and closing by estimate may take, between those that are given."""
+    """Return the goal in milliseconds for placing and closing by estimate, interpolated between the given ones."""
     known = sorted(PLACE_GOAL_MS.items())
     for (fewer, least), (more, most) in pairwise(known):
         if replicas <= more:
@@ -55,7 +55,7 @@ def place_goal_ms(replicas: int) -> float:
 
 
 class Fleet:
-    """A router with so many replicas, each with a stream open, and a clock that is moved by hand."""
+    """A router with `replicas` replicas, each with an open stream, and a clock that is advanced by hand."""
 
     def __init__(self, replicas: int, *, exact: bool = False) -> None:
         self.now_s, self._rng, self._exact = 1_000.0, random.Random(1), exact
@@ -70,7 +70,7 @@ class Fleet:
             self.stream(only=id_)
 
     def observe(self, id_: str) -> None:
-        """A first round of probes finds the replica well, and its events begin."""
+        """Report the replica as healthy after a first round of probes, and begin its events."""
         self.router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
         self.router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
         self.router.observe_health(id_, ok=True)
@@ -79,7 +79,7 @@ class Fleet:
             self._hold(id_, token_ids(self._rng, 4))
 
     def prompt(self, tokens: int) -> tuple[Ask, Chain, TokenPrompt | None]:
-        """The prompt of a new conversation."""
+        """Return the prompt of a new conversation."""
         text = self._rng.randbytes(tokens * BYTES_PER_TOKEN // 2).hex().encode()
         ask = Ask(MODEL, Prompt(text, len(text)), stream=True, output_tokens_max=200)
         chain, counted = chain_of(ask, MODEL), None
@@ -105,13 +105,13 @@ class Fleet:
         self.router.finish(lease, Outcome(Ending.OK, usage), self.now_s)
 
     def stream(self, *, only: str) -> None:
-        """An answer begins there and does not end."""
+        """Begin an answer at this replica that does not end."""
         lease = self.place(self.prompt(100), only=only)
         self.now_s += 0.05
         self.router.first_token(lease, self.now_s)
 
     def served(self, tokens: int, count: int) -> list[tuple[Ask, Chain, TokenPrompt | None]]:
-        """Prompts that were answered before, and are held."""
+        """Return prompts that were answered before and are cached."""
         prompts = [self.prompt(tokens) for _ in range(count)]
         for prompt in prompts:
             lease = self.place(prompt)
@@ -123,7 +123,7 @@ class Fleet:
         return prompts
 
     def blip(self) -> None:
-        """All health checks fail, twice in a row, and all come back, three seconds ago."""
+        """Let all health checks fail twice in a row and recover, three seconds ago."""
         for ok in (False, False, True):
             for id_ in self.ids:
                 self.router.observe_health(id_, ok, "no answer in time", silent=not ok)
@@ -140,7 +140,9 @@ def _url(number: int) -> str:
 
 
 def place_ms(fleet: Fleet, runs: int, *, blips: bool = False) -> float:
-    """Placing and closing, on the median of all runs and prompts; with a blip before each run."""
+    """Return the CPU of placing and closing, as the median of all runs and prompts; with `blips`, a blip before each
+    run.
+    """
     prompts, spent = fleet.served(PROMPT_TOKENS, PROMPTS), list[float]()
     for _ in range(runs):
         if blips:
@@ -163,10 +165,10 @@ def place_ms(fleet: Fleet, runs: int, *, blips: bool = False) -> float:
 
 
 def join_ms(fleet: Fleet) -> float:
-    """The event loop is held for that long when a replica joins, the first placement with it included."""
+    """Return the time for which a join blocks the event loop, the first placement on the new replica included."""
     spent = list[float]()
     for n in range(JOINS):
-        # No replica holds this prompt, so the ring decides and learns of the newcomer.
+        # No replica holds this prompt, so the ring decides, and includes the new replica.
         prompt = fleet.prompt(OPEN_TOKENS)
         fleet.ids = [*fleet.ids[1:], _url(50_000 + n)]
         fleet.now_s += 1.0
@@ -180,7 +182,10 @@ def join_ms(fleet: Fleet) -> float:
 
 
 def look_slice_ms(fleet: Fleet) -> float:
-    """The longest slice of a look, ten seconds after anything came of any replica; the shortest of some such looks."""
+    """Return the longest slice of a check, as the smallest of several checks.
+
+    A check runs ten seconds after the last activity of any replica.
+    """
     found = []
     for _ in range(JOINS):
         fleet.now_s += 0.01
@@ -195,7 +200,7 @@ def look_slice_ms(fleet: Fleet) -> float:
 
 
 def open_bytes(fleet: Fleet) -> float:
-    """Bytes that an open request keeps, besides its blocks in the index, which has a budget."""
+    """Return the bytes that an open request keeps, apart from its blocks in the index, which has a budget."""
     prompts = [fleet.prompt(OPEN_TOKENS) for _ in range(OPEN)]
     tracemalloc.start()
     try:
@@ -204,7 +209,7 @@ def open_bytes(fleet: Fleet) -> float:
             fleet.router.first_token(lease, fleet.now_s)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        while leases:  # nothing is learned when the client has left; computed blocks stay in the index
+        while leases:  # the router learns nothing if the client has left; computed blocks stay in the index
             fleet.router.finish(leases.pop(), Outcome(Ending.CLIENT_LEFT), fleet.now_s)
         del lease
         gc.collect()
@@ -216,7 +221,7 @@ def open_bytes(fleet: Fleet) -> float:
 
 @contextmanager
 def _measured(spent_ms: list[float]) -> Iterator[None]:
-    gc.disable()  # one collection of all that the fleet is would be a replica's price
+    gc.disable()  # a collection over the whole fleet would otherwise count for one replica
     begun_s = time.process_time()
     try:
         yield
@@ -226,7 +231,7 @@ def _measured(spent_ms: list[float]) -> Iterator[None]:
 
 
 def growth_rows(sizes: Sequence[int], runs: int, told: Callable[[int], None]) -> list[Row]:
-    """Rows of all sizes of fleet; `told` hears how many sizes are done."""
+    """Return rows of all sizes of fleet; `told` is called with the number of finished sizes."""
     rows: list[Row] = []
     for done, replicas in enumerate(sizes):
         goal_ms, fleet = place_goal_ms(replicas), Fleet(replicas)

@@ -1,13 +1,18 @@
-"""What the router keeps in memory, by what it is kept for: `python -m loadtest cost --memory`.
+"""Memory of the router by purpose: `python -m loadtest cost --memory`.
 
-In this process, as tracemalloc counts it: a block of a replica's cache by our own estimate, and by its events; an open
-request; what is kept of a conversation besides its blocks; what is kept of a long conversation's body and ids, so that
-its next turn is read from there on. Of a router of its own, as the kernel counts it: a client's idle connection, an
-open stream, and what the router takes before anything comes. Its start is measured with that: CPU up to `listening`.
+Counted by tracemalloc in this process:
 
-What `REPLICAS` replicas, `STREAMS` streams and `CONVERSATIONS` conversations take is the sum of these. Conversations
-are of CONVERSATION_TOKENS tokens, each held by one replica; the router forgets the oldest of them beyond its budgets
-(`routing.index_bytes_max`, `events.index_bytes_max`).
+- a block of a replica's cache by our own estimate, and by its events
+- an open request
+- the state of a conversation apart from its blocks
+- the body and ids of a long conversation that are kept so that its next turn is parsed only from there on
+
+Counted by the kernel, of a separate router process: a client's idle connection, an open stream, and the router before
+any request. The CPU of its start up to `listening` is measured at the same time.
+
+The total for `REPLICAS` replicas, `STREAMS` streams and `CONVERSATIONS` conversations is the sum of these.
+Conversations have CONVERSATION_TOKENS tokens, each held by one replica. The router drops the oldest of them beyond its
+budgets (`routing.index_bytes_max`, `events.index_bytes_max`).
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ BLOCKS, PROMPTS, CONNECTIONS, STARTS = 100_000, 500, 400, 4
 STREAMS_OPEN = (200, 1_000)
 LONG_TOKENS, LONG_MESSAGES = 50_000, 99
 INDEX = ("*/router/core/cache/*", "*/router/core/prompts/blocks.py")  # make blocks, and the keys that name them
-# A row's case -> what it is, in words.
+# Description of each row's case, in words.
 WORDS = {
     "estimate_block_bytes": "a block of 512 bytes by our own estimate",
     "events_block_bytes": "a block by a replica's events",
@@ -73,7 +78,7 @@ GOALS = {
 
 
 def judged(case: str, got: float, note: str | None = None) -> Row:
-    """A row, with its goal if it has one."""
+    """Return a row, with its goal if it has one."""
     limit = GOALS.get(case)
     if limit is None:
         return Row(case=case, got=got, note=note)
@@ -83,7 +88,7 @@ def judged(case: str, got: float, note: str | None = None) -> Row:
 
 @contextmanager
 def _held(found: list[float]) -> Iterator[None]:
-    """Bytes that a block of code leaves held."""
+    """Count the bytes that a block of code leaves allocated."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -99,7 +104,7 @@ def _held(found: list[float]) -> Iterator[None]:
 
 
 def estimate_block_bytes() -> float:
-    """Of a block that one replica is believed to hold."""
+    """Return the bytes of a block that one replica holds by estimate."""
     index, held, rng = PrefixIndex(1 << 30), list[float](), random.Random(1)
     index.add("it", 2 * BLOCKS)
     with _held(held):
@@ -109,7 +114,7 @@ def estimate_block_bytes() -> float:
 
 
 def conversation_bytes() -> float:
-    """Of a conversation that was answered, besides its blocks in the index."""
+    """Return the bytes of an answered conversation, apart from its blocks in the index."""
     fleet, besides = Fleet(8), [tracemalloc.Filter(inclusive=False, filename_pattern=at) for at in INDEX]
     gc.collect()
     tracemalloc.start()
@@ -123,7 +128,7 @@ def conversation_bytes() -> float:
 
 
 def kept_bytes_per_token() -> float:
-    """Of a token of a long conversation, whose decoded messages are kept for its next turn."""
+    """Return the bytes per token of a long conversation whose decoded messages are kept for its next turn."""
     dialect, seen, held = PATHS[CHAT], Seen(bytes_max=1 << 30, seed=1), list[float]()
     talks = Talks(BYTES_PER_TOKEN)
     messages = talks.messages("kept", 0, LONG_MESSAGES, LONG_TOKENS // LONG_MESSAGES)
@@ -138,11 +143,14 @@ def kept_bytes_per_token() -> float:
     return held[0] / LONG_TOKENS
 
 
-# A router of its own
+# A separate router
 
 
 async def started_rows(told: Callable[[], None]) -> list[Row]:
-    """Rows of a router that is started a few times: CPU until it listens, memory then, and that of idle connections."""
+    """Return rows of a router that is started a few times.
+
+    They are its CPU until it listens, its memory then, and the memory of idle connections.
+    """
     cpu_s, base_mb, connection = list[float](), list[float](), 0.0
     command = [sys.executable, "-m", "router", "serve", "--replica", f"http://{HOST}:9", "--port", "0"]
     with _with_bytecode():
@@ -164,8 +172,7 @@ async def started_rows(told: Callable[[], None]) -> list[Row]:
 
 @contextmanager
 def _with_bytecode() -> Iterator[None]:
-    """Children find Python's bytecode, as in an installation, whatever this machine has been told; the first one makes
-    it."""
+    """Let children use Python's bytecode as in an installation, in any environment. The first child compiles it."""
     before = {name: os.environ.pop(name, None) for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")}
     with tempfile.TemporaryDirectory(prefix="warmroute-bytecode-") as folder:
         os.environ["PYTHONPYCACHEPREFIX"] = folder
@@ -177,8 +184,10 @@ def _with_bytecode() -> Iterator[None]:
 
 
 async def _connection_bytes(url: str, pid: int) -> float:
-    """Of a client's connection on which a request was answered and nothing is asked now. The first ones are left out:
-    they fill what was reserved."""
+    """Return the bytes of a client's idle connection on which one request was answered.
+
+    The first connections are left out, because they fill memory that was already reserved.
+    """
     port = int(url.rsplit(":", 1)[1])
     async with AsyncExitStack() as stack:
         for _ in range(CONNECTIONS):
@@ -201,7 +210,7 @@ async def _connected(stack: AsyncExitStack, port: int) -> None:
 
 
 def sums(rows: Sequence[Row]) -> list[Row]:
-    """What many replicas, streams and conversations take together, in MB."""
+    """Return the memory of many replicas, streams and conversations together, in MB."""
     got = {row.case: row.got or 0.0 for row in rows}
     blocks = CONVERSATION_TOKENS * BYTES_PER_TOKEN / BLOCK_BYTES
     estimated = CONVERSATIONS * (blocks * got["estimate_block_bytes"] + got["conversation_bytes"]) / 1e6
@@ -215,8 +224,10 @@ def sums(rows: Sequence[Row]) -> list[Row]:
 
 
 async def stream_bytes() -> float:
-    """Of a stream that is open, with its request and a connection on each side: by how much a router grows from a few
-    hundred to a thousand."""
+    """Return the bytes of an open stream, with its request and a connection on each side.
+
+    It is the growth of a router from a few hundred streams to a thousand.
+    """
     sizes = sizing.Sizes((8,), STREAMS_OPEN, window_s=2.0, rate_per_s=2.0, index_bytes_max=1 << 20)
     rows = await sizing.measure(sizes, Console(stderr=True, quiet=True))
     if failed := [row.errors_by_kind for row in rows if row.errors]:
@@ -226,7 +237,7 @@ async def stream_bytes() -> float:
 
 
 def replica_bytes() -> float:
-    """Of a replica that serves a model and has a stream open."""
+    """Return the bytes of a replica that serves a model and has a stream open."""
     held = list[float]()
     with _held(held):
         fleet = Fleet(REPLICAS)
@@ -235,8 +246,11 @@ def replica_bytes() -> float:
 
 
 def memory_rows(bytes_a_block: Callable[[int], float], told: Callable[[int], None]) -> list[Row]:
-    """All rows; `bytes_a_block` measures a block by events of so many holders, and `told` hears how many steps are
-    done, of STEPS."""
+    """Return all rows.
+
+    - `bytes_a_block`: measures a block by the events of the given number of holders.
+    - `told`: called with the number of finished steps, of STEPS.
+    """
     rows, done = list[Row](), 0
 
     def step() -> None:

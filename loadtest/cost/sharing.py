@@ -1,19 +1,19 @@
-"""What it costs that routers tell each other: `python -m loadtest cost --sharing 8,64,256 --routers 2,4,8`.
+"""Cost of updates between routers: `python -m loadtest cost --sharing 8,64,256 --routers 2,4,8`.
 
-Routers share the same replicas, and each conversation's turns come to any of them. A replica is sent a request a second
-in all: 8,000 tokens and more, of which a turn adds 500, an answer of 4 s, and a new conversation for every tenth. Each
-router asks its core for a message whenever that has something urgent, and else every 25 ms; it reaches the others 5 ms
-later. Measured is the core's part on this thread, without the channel and the event loop (`loadtest overhead --cases
-sharing` has all of it, between processes):
+Routers share the same replicas, and each conversation's turns arrive at any of them. A replica gets one request per
+second in total, of at least 8,000 tokens. A turn adds 500 tokens, an answer takes 4 s, and every tenth request starts a
+new conversation. Each router requests a message from its core at once if that has an urgent update, and otherwise every
+25 ms. The message reaches the other routers 5 ms later. The measurement covers the core on this thread, without the
+channel and the event loop. (`loadtest overhead --cases sharing` measures all of it, between processes.)
 
-- `share_us`: CPU of all routers for one request, wherever it came to: noting it, saying it, and hearing of it at all
-  others; `share_say_us` and `share_hear_us` are the two parts, the latter at one of those that hear.
-- `share_ms_per_s`: CPU of one router in a second.
-- `share_bytes`, `share_kb_per_s`: bytes said for one request, and said by one router in a second. Each other one hears
-  them.
-- `share_slice_ms`: the longest time without a pause, of saying or hearing one message.
+- `share_us`: CPU of all routers for one request at any of them: noting it, publishing it, and receiving it at all
+  others. `share_say_us` and `share_hear_us` are the two parts, the latter at one of the receivers.
+- `share_ms_per_s`: CPU of one router per second.
+- `share_bytes`, `share_kb_per_s`: bytes published for one request, and published by one router per second. Each other
+  router receives them.
+- `share_slice_ms`: the longest time without a pause, to publish or receive one message.
 
-Goals are for native code. Figures are medians of several runs, a slice is the least of them.
+Goals are for native code. Figures are medians of several runs, a slice is the smallest of them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from router.core.sharing.sharing import Sharing
 
 SLICE_GOAL_MS = 1.0
 ROUTERS, ROUTERS_MAX = (2, 4, 8), 64
-RATE_PER_REPLICA = 1.0  # requests a second
+RATE_PER_REPLICA = 1.0  # requests per second
 BEGIN_TOKENS, TURN_TOKENS, TURNS = 8_000, 500, 10
 CONVERSATIONS_PER_REPLICA = 8
 ANSWER_TOKENS, ANSWER_S = 200, 4.0
-MS_PER_TOKEN, LEAST_S = 0.1, 0.03  # what a first token takes
+MS_PER_TOKEN, LEAST_S = 0.1, 0.03  # time to first token: per computed token, and at least
 BYTES_PER_TOKEN = 4
 DELAY_S, ASK_S, LOOK_S = 0.005, 0.025, 0.25
-WARM_S, LASTS_S = 5.0, 5.0  # before anything is measured, answers end and models are learned
+WARM_S, LASTS_S = 5.0, 5.0  # before any measurement, answers end and models are learned
 KV_TOKENS, BLOCK_TOKENS = 1_000_000, 16
 
 T = TypeVar("T")
@@ -67,11 +67,11 @@ class Counted:
         self.calls = 0
 
     def restart(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         self.spent_s, self.longest_s, self.calls = 0.0, 0.0, 0
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Do the work, and count what it took."""
+        """Do the work, and count its CPU time."""
         begun_s = time.thread_time()
         try:
             return work()
@@ -83,34 +83,34 @@ class Counted:
 
 
 class NotedWatch:
-    """Passes what a router tells its watch on, and counts what that takes."""
+    """Forwards a router's lease callbacks to its watch, and counts their CPU time."""
 
     def __init__(self, watch: LeaseWatch, noting: Counted) -> None:
         self._watch, self._noting = watch, noting
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was given."""
+        """A lease was granted."""
         self._noting(partial(self._watch.opened, lease, credit, now_s))
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The prefill of a lease is over."""
+        """The prefill of a lease ended."""
         self._noting(partial(self._watch.first_token, lease, now_s))
 
     def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
-        """What waits at a replica is less than was told."""
+        """The load queued at a replica is less than published."""
         self._noting(partial(self._watch.recounted, replica, stall_ms))
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease is back."""
+        """A lease ended."""
         self._noting(partial(self._watch.ended, lease, outcome, answer_blocks, computed=computed))
 
     def gone(self, lease: Lease) -> None:
-        """A lease is back from a replica that has left."""
+        """A lease ended because its replica has left."""
         self._noting(partial(self._watch.gone, lease))
 
 
 class SharedFleet:
-    """Routers in front of the same replicas, on a clock that events move."""
+    """Routers in front of the same replicas, on a clock that events advance."""
 
     def __init__(self, replicas: int, routers: int, seed: int) -> None:
         self.now_s, self._rng, self._count = 1_000.0, random.Random(seed), count()
@@ -133,7 +133,7 @@ class SharedFleet:
         self._at(0.0, self._arrive)
 
     def run(self, lasts_s: float) -> None:
-        """Let the time pass."""
+        """Advance the clock by `lasts_s` and run the events of that time."""
         until_s = self.now_s + lasts_s
         while self._heap[0][0] < until_s:
             self.now_s, _, act, arguments = heappop(self._heap)
@@ -141,7 +141,7 @@ class SharedFleet:
         self.now_s = until_s
 
     def restart(self) -> None:
-        """Count from here on."""
+        """Reset all counts."""
         for each in (self.noting, self.saying, self.hearing):
             each.restart()
         self.requests = self.said_bytes = 0
@@ -226,7 +226,7 @@ def _fleet_of(replicas: int, now_s: float) -> Router:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run came to."""
+    """Results of one run."""
 
     share_us: float
     share_say_us: float
@@ -238,12 +238,12 @@ class Figures:
 
 
 def figures(replicas: int, routers: int, seed: int) -> Figures:
-    """One run."""
+    """Run once and return the results."""
     fleet = SharedFleet(replicas, routers, seed)
     fleet.run(WARM_S)
     fleet.restart()
     gc.collect()
-    gc.disable()  # one collection of all that these routers are would be a message's price
+    gc.disable()  # a collection over all these routers would otherwise count for one message
     try:
         fleet.run(LASTS_S)
     finally:
@@ -262,7 +262,7 @@ def figures(replicas: int, routers: int, seed: int) -> Figures:
 
 
 def sharing_rows(sizes: Sequence[int], routers: Sequence[int], runs: int, told: Callable[[int], None]) -> list[Row]:
-    """Rows of all sizes of fleet and numbers of routers; `told` hears how many pairs of them are done."""
+    """Return rows of all sizes of fleet and numbers of routers; `told` is called with the number of finished pairs."""
     native = not (router.core.sharing.hearing.__file__ or "").endswith(".py")
     note, rows = None if native else "without native code", list[Row]()
     for done, (replicas, number) in enumerate(product(sizes, routers)):

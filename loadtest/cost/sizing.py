@@ -1,10 +1,10 @@
-"""`python -m loadtest sizing`: how many cores and how much memory warmroute needs for R replicas and S streams.
+"""`python -m loadtest sizing`: cores and memory that warmroute needs for R replicas and S streams.
 
-It runs with its defaults in front of the cheap upstream of `loadtest overhead`, afresh for each number of replicas:
-first with nobody asking (probes are all it does), then with short requests as fast as it answers, then with ever more
-streams. Last, in front of most replicas, prompts that nobody has sent before until the prefix index is full. All the
-while /metrics is scraped once in every window. Figures are of the whole process tree: CPU within a window, memory the
-most that was seen in it. What follows from them, for numbers that were not measured, is in sizing_report.py.
+It runs with its defaults in front of the cheap upstream of `loadtest overhead`, fresh for each number of replicas. The
+steps are: without requests (only probes), short requests at the highest rate, and an increasing number of streams.
+Last, in front of the largest number of replicas, new prompts fill the prefix index. /metrics is scraped once in every
+window. Figures are of the whole process tree: CPU within a window, and the largest memory seen in it. The rule for
+numbers that were not measured is in sizing_report.py.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from loadtest.overhead.upstream import RATE_PER_S
 from router.settings.schema import Settings
 
 REPLICAS, STREAM_NUMBERS = (4, 32, 128), (100, 300, 1_000)
-WINDOW_S = 5.0  # /metrics is scraped once in it: three times as often as is usual
+WINDOW_S = 5.0  # /metrics is scraped once in it: three times as often as usual
 SHORT_LANES, SHORT_WARM_S = 32, 0.5
 LOOK_EVERY_S = 0.2
 STARTING_S, STARTING_PER_STREAM_S = 1.0, 0.003  # time until the last stream runs
-PAGE_WIDTH = 100  # columns of the table where there is no terminal
+PAGE_WIDTH = 100  # columns of the table without a terminal
 FILL_LANES, FILL_BYTES, FILL_TIMEOUT_S = 8, 200 << 10, 60.0
-FILL_ROUND_S = 1.0  # between two looks at how full the index is
+FILL_ROUND_S = 1.0  # between two readings of the size of the index
 # The index is full at this part of its limit, or once a round adds less than this part.
 FULL_SHARE, STILL_SHARE = 0.95, 0.005
 SCRAPE_TIMEOUT_S = 10.0
-NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
+NUMBERS_A_CASE = 10_000_000  # each request has a unique number
 
 _INDEX_BYTES = re.compile(r"^warmroute_index_bytes (\S+)$", re.MULTILINE)
 
@@ -64,20 +64,20 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """The number of rows that the run will have."""
+        """The number of rows of the run."""
         return len(self.replicas) * (2 + len(self.streams)) + 1
 
 
 @dataclass(slots=True)
 class Watched:
-    """What a watch over a running router has seen so far."""
+    """Memory and errors of a running router during a measurement."""
 
     rss_mb: float = 0.0
     errors: list[str] = field(default_factory=list)
 
 
 async def scrape(address: load.Address) -> str:
-    """The router's /metrics. Raises LoadError."""
+    """Return the router's /metrics. Raises LoadError."""
     timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
     try:
         async with (
@@ -92,7 +92,7 @@ async def scrape(address: load.Address) -> str:
 
 
 async def index_bytes(address: load.Address) -> int:
-    """Bytes that the router says its index takes. Raises LoadError."""
+    """Return the size of the router's index in bytes, as it reports it. Raises LoadError."""
     found = _INDEX_BYTES.search(await scrape(address))
     if found is None:
         raise load.LoadError("/metrics does not say what the index takes")
@@ -101,7 +101,7 @@ async def index_bytes(address: load.Address) -> int:
 
 @asynccontextmanager
 async def watched(address: load.Address, pid: int, every_s: float) -> AsyncIterator[Watched]:
-    """Scrape the router every so many seconds, at once for the first time, and look at its memory, for a block."""
+    """Scrape the router at once and then every `every_s` seconds, and sample its memory, while the block runs."""
     seen = Watched()
 
     async def scrapes() -> None:
@@ -129,18 +129,18 @@ async def watched(address: load.Address, pid: int, every_s: float) -> AsyncItera
     seen.rss_mb = max(seen.rss_mb, rss_mb(pid))
 
 
-# What is measured
+# Measurements
 
 
 class Subject:
-    """A warmroute that runs, in front of so many replicas."""
+    """A running warmroute in front of `replicas` replicas."""
 
     def __init__(self, sizes: Sizes, replicas: int, address: load.Address, process: Process) -> None:
         self._sizes, self._replicas, self._address, self._process = sizes, replicas, address, process
         self._numbers = count(NUMBERS_A_CASE, NUMBERS_A_CASE)
 
     async def idle(self) -> Row:
-        """Nobody asks: probes and a scrape."""
+        """Return the row without requests: probes and a scrape."""
         pid, window_s = self._process.pid, self._sizes.window_s
         async with watched(self._address, pid, window_s) as seen:
             before = usage(pid)
@@ -150,7 +150,7 @@ class Subject:
         return self._row(IDLE, measured, seen)
 
     async def short(self) -> Row:
-        """Short requests as fast as they are answered."""
+        """Return the row of short requests at the highest rate."""
         return await self._short(SHORT)
 
     async def _short(self, case: str) -> Row:
@@ -164,7 +164,7 @@ class Subject:
         return row
 
     async def streams(self, number: int) -> Row:
-        """The row of `number` streams at a time."""
+        """Return the row of `number` streams at a time."""
         sizes, pid = self._sizes, self._process.pid
         starting_s = STARTING_S + number * STARTING_PER_STREAM_S
         asked = load.StreamLoad(number, sizes.window_s, 0.0, sizes.rate_per_s, starting_s)
@@ -176,7 +176,7 @@ class Subject:
         return row
 
     async def full(self) -> Row:
-        """The index filled with prompts that nobody sent before, then short requests; `rss_mb` is with it full."""
+        """Fill the index with new prompts, then send short requests; `rss_mb` of the row is with the full index."""
         before_mb = rss_mb(self._process.pid)
         size = await self._fill()
         row = await self._short(FULL)
@@ -186,7 +186,7 @@ class Subject:
         return row
 
     async def _fill(self) -> int:
-        """Send long prompts until the index grows no more. Returns its bytes; raises LoadError."""
+        """Send long prompts until the index stops growing. Returns its size in bytes; raises LoadError."""
         template, first, tally = bodies.single(FILL_BYTES), next(self._numbers), load.Tally()
         numbers, going = count(first), True
         async with load.Connections([self._address], FILL_LANES, tally) as lanes:
@@ -231,7 +231,7 @@ class Subject:
 
 
 async def measure(sizes: Sizes, console: Console) -> list[Row]:
-    """The whole run. Raises LoadError, ProcessError."""
+    """Run all measurements. Raises LoadError, ProcessError."""
     stop_when_told()
     rows: list[Row] = []
     with progress_bar(console, "sizing", sizes.steps) as told:
@@ -244,7 +244,7 @@ async def measure(sizes: Sizes, console: Console) -> list[Row]:
 async def _sized(
     running: OverheadBench, sizes: Sizes, replicas: int, rows: list[Row], told: Callable[[int], None]
 ) -> None:
-    """All rows of one number of replicas."""
+    """Measure all rows of one number of replicas."""
 
     def found(row: Row) -> None:
         rows.append(row)
@@ -271,7 +271,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags, with their defaults."""
+    """Return a parser with all flags and their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest sizing", description="CPU and memory that warmroute needs.")
     add, default = made.add_argument, Sizes()
     add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
@@ -298,7 +298,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: 1 where requests failed, 2 where something could not be measured."""
+    """Run the command: 1 if requests failed, 2 if something could not be measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     more = (options.workers, options.index_bytes_max, tuple(options.flag))

@@ -1,10 +1,13 @@
-"""What `python -m loadtest sizing` says: a table by replicas and streams, and the rule that follows from it.
+"""Report of `python -m loadtest sizing`: a table by replicas and streams, and the rule that follows from it.
 
-The rule is a sum, each part from the rows in which it shows: what an idle router costs grows with replicas (a line
-through the idle rows), a chunk costs what it costs beyond that (the dearest of the numbers of streams: where few
-run, each chunk wakes the process by itself, and many share a wake-up), a request is compared with every replica (a line
-as well), a stream keeps its buffers (a line through the rows of one number of replicas), and the index takes what it
-was given: what it counts is no less than what the process grows by.
+The rule is a sum. Each part comes from the rows that show it:
+
+- An idle router's CPU grows with replicas: a line through the idle rows.
+- A chunk costs the CPU beyond that, at the number of streams with the highest cost. With few streams each chunk wakes
+  the process by itself, and with many they share a wake-up.
+- A request is compared with every replica, which is a line as well.
+- A stream keeps its buffers: a line through the rows of one number of replicas.
+- The index uses its configured size. Its own count is no less than the growth of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ HEADERS = ("replicas", "load", "CPU, cores", "CPU, µs per chunk or request", "m
 
 
 class SizingError(ValueError):
-    """Rows from which no rule follows; the message says what is missing."""
+    """Rows from which no rule follows; the message names the missing ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,19 @@ class SizingRule:
     """MB of memory per MB of `routing.index_bytes_max`."""
 
     def cores(self, replicas: int, chunks_per_s: float, requests_per_s: float) -> float:
-        """Cores for this number of replicas and these rates."""
+        """Return the cores for this number of replicas and these rates."""
         idle = self.base_cores + self.replica_cores * replicas
         request_us = self.request_us + self.replica_request_us * replicas
         return idle + (chunks_per_s * self.chunk_us + requests_per_s * request_us) / 1e6
 
     def memory_mb(self, replicas: int, streams: int, index_mb: float) -> float:
-        """MB for that, with the index full."""
+        """Return the MB for these sizes, with the index full."""
         rest = self.base_mb + self.replica_mb * replicas + self.stream_mb * streams
         return rest + self.index_factor * index_mb
 
 
 def rule(rows: Sequence[Row]) -> SizingRule:
-    """What follows from the rows. Raises SizingError."""
+    """Return the rule that follows from the rows. Raises SizingError."""
     idle, full = _case(rows, IDLE), _case(rows, FULL)
     short, streamed = _case(rows, SHORT), _case(rows, STREAMS)
     if not (idle and full and short and streamed):
@@ -64,7 +67,7 @@ def rule(rows: Sequence[Row]) -> SizingRule:
     base_mb, replica_mb = _line((_x(row.replicas), row.rss_mb) for row in idle)
 
     def chunk_us(row: Row) -> float:
-        """CPU of one chunk in µs, without what the idle router spends."""
+        """Return the CPU of one chunk in µs, without the CPU of the idle router."""
         chunks_per_s = (row.cpu_cores or 0.0) * 1e6 / (row.cpu_us_per_chunk or 1e9)
         alone = (row.cpu_cores or 0.0) - base_cores - replica_cores * _x(row.replicas)
         return max(0.0, alone) * 1e6 / max(1.0, chunks_per_s)
@@ -97,7 +100,7 @@ def _x(value: float | None) -> float:
 
 
 def _line(points: Iterable[tuple[float, float | None]]) -> tuple[float, float]:
-    """(intercept, slope) of the line through the points; neither below 0, where only noise can take it."""
+    """Return (intercept, slope) of the line through the points. A value below 0 would be noise and is set to 0."""
     known = [(x, y) for x, y in points if y is not None]
     if len({x for x, _ in known}) < 2:
         return (max((y for _, y in known), default=0.0), 0.0)
@@ -111,7 +114,7 @@ def _line(points: Iterable[tuple[float, float | None]]) -> tuple[float, float]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as people read it, under HEADERS."""
+    """Return the cells of a row under HEADERS."""
     load = {
         IDLE: "probes and scrapes alone",
         SHORT: f"short requests, {row.requests_per_s or 0:,.0f} a second",
@@ -129,7 +132,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def rule_lines(rows: Sequence[Row]) -> list[str]:
-    """The rule, a line each for CPU and memory, and what it comes to for the most that was measured."""
+    """Return the rule, a line each for CPU and memory, and its result for the largest measured sizes."""
     found = rule(rows)
     largest = max(_case(rows, STREAMS), key=lambda row: (_x(row.replicas), _x(row.load)))
     replicas, streams = largest.replicas or 0, round(_x(largest.load))
@@ -154,7 +157,7 @@ def rule_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
-    """The table, the rule, and what went wrong."""
+    """Print the table, the rule, and the errors."""
     made = drawn(HEADERS, (), "what warmroute needs (whole process tree)", left={"load"}, no_wrap=False)
     for row, after in zip(rows, [*rows[1:], None], strict=False):
         made.add_row(*cells(row), end_section=after is not None and after.replicas != row.replicas)

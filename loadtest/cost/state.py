@@ -1,9 +1,9 @@
-"""What it takes to leave a router's state and to begin with it: `python -m loadtest cost --state`.
+"""Cost of handing a router's state over to another router: `python -m loadtest cost --state`.
 
 A router knows REPLICAS replicas with BLOCKS blocks each, by our own estimate and by their events, in prompts of
 PROMPT_BLOCKS, every second one shared by two replicas. All of it is made into pieces, written to a file, read, and
-taken over by a second router, by the code that the hub runs. All times are of CPU; the longest slice is work on the
-event XX
+taken over by a second router, by the code that the hub runs. All times are CPU time; the longest slice is work on the
+event loop.
 """
 
 from __future__ import annotations
@@ -56,34 +56,34 @@ WORDS = {
 
 
 class Slices(LongWork):
-    """A pace that remembers how long each slice was, in CPU of this thread."""
+    """A pace that records the length of each slice, in CPU time of this thread."""
 
     def __init__(self) -> None:
         super().__init__(clock=time.thread_time)
         self.slices_s = list[float]()
 
     async def step(self) -> None:
-        """A step is done."""
+        """End a step, and record the slice if it is over."""
         self.longest_s = 0.0
         await super().step()
         if self.longest_s >= WORK_S:  # the slice is over
             self.slices_s.append(self.longest_s)
 
     def longest_ms(self, but: int = 0) -> float:
-        """The longest slice but so many longer ones."""
+        """Return the longest slice in ms, without the `but` longest ones."""
         return 1e3 * sorted([0.0] * (but + 1) + self.slices_s)[-1 - but]
 
 
 @dataclass
 class Known:
-    """A router that knows as much as that, and its event streams."""
+    """A router with known state, and its event streams."""
 
     router: Router
     ids: list[str]
     pace: Slices = field(default_factory=Slices)
 
     async def state(self, replica: str) -> EngineState | None:
-        """What the replica's events have said."""
+        """Return the state of the replica's events."""
         stream = KvStream(replays=True)
         stream.connected(0.0)
         while (step := stream.next(0.0)) is not None:
@@ -94,7 +94,7 @@ class Known:
 
 
 def known_router(replicas: int, *, blocks: int = 0, seed: int = 1) -> Known:
-    """A router whose replicas hold so many blocks each."""
+    """Return a router whose replicas hold `blocks` blocks each."""
     router = warm_router(index_bytes_max=ROOM_BYTES, stored_bytes_max=ROOM_BYTES)
     load = Load(kv_tokens_max=BLOCKS * 256, block_tokens=BLOCK_TOKENS, prompt_tokens_total=1.0, started_s=5.0)
     ids, rng = join(router, replicas, "m", load), random.Random(seed)
@@ -125,7 +125,7 @@ class Spent:
     got: dict[str, float] = field(default_factory=dict)
 
     def timed(self, name: str, work: Callable[[], object]) -> object:
-        """Do it, and count the CPU of this thread."""
+        """Do the work, and count the CPU time of this thread."""
         began_s = time.thread_time()
         found = work()
         self.got[name] = time.thread_time() - began_s
@@ -133,7 +133,7 @@ class Spent:
 
 
 async def one_run(known: Known, path: Path) -> dict[str, float]:
-    """Make, write, read and take over, once."""
+    """Make, write, read and take over the state once."""
     known.pace = pace = Slices()
     spent, began_s = Spent(), time.thread_time()
     made = knowing.pieces(
@@ -178,11 +178,11 @@ async def _taken(spent: Spent, read: list[bytes], known: Known) -> None:
 
 
 def state_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
-    """All rows."""
+    """Return all rows."""
     known, all_ = known_router(REPLICAS, blocks=BLOCKS), list[dict[str, float]]()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT)  # A router collects garbage as rarely: pauses are those of one.
+    gc.set_threshold(*COLLECT)  # A router collects garbage as rarely, so the pauses are the same.
     with tempfile.TemporaryDirectory() as folder:
         for n in range(runs):
             all_.append(asyncio.run(one_run(known, Path(folder) / "state")))

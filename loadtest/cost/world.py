@@ -1,8 +1,7 @@
-"""The world of the cost instrument: a router with followed replicas, and engines that do as they are told.
+"""Environment of the cost benchmark: a router with followed replicas, and engines under its control.
 
-Bodies go through the router's own Reader, template, tokenizer and placing; engines are the events that vLLM would
-send for what was placed on them. CPU is that of the whole process (`time.process_time`), so work in other threads
-counts.
+Bodies go through the router's own Reader, template, tokenizer and placement. Engines are the events that vLLM would
+send for the placed requests. CPU is that of the whole process (`time.process_time`), so work in other threads counts.
 """
 
 from __future__ import annotations
@@ -45,14 +44,17 @@ STAGES = ("parse", "canonical", "input", "tokens", "keys", "place", "finish")
 
 
 class CostError(RuntimeError):
-    """What was to be measured did not happen; the message says what."""
+    """The measured case did not occur; the message names the reason."""
 
 
-# Engines that say what they store
+# Events of engines
 
 
 def stored(ids: bytes, keys: Sequence[int], first: int, end: int, *, as_map: bool) -> dict[str, Any] | list[Any]:
-    """Blocks `first` to `end` of a prompt as vLLM announces them, as a map (0.24 and later) or an array (before)."""
+    """Return the stored blocks `first` to `end` of a prompt as a vLLM event.
+
+    It is a map (0.24 and later) or an array (before).
+    """
     tokens = list(memoryview(ids).cast("I")[first * BLOCK_TOKENS : end * BLOCK_TOKENS])
     names = [_engine_hash(key) for key in keys[first:end]]
     event: dict[str, Any] = {
@@ -72,7 +74,7 @@ def stored(ids: bytes, keys: Sequence[int], first: int, end: int, *, as_map: boo
 
 
 def removed(key: int, *, as_map: bool) -> dict[str, Any] | list[Any]:
-    """One block gone, as vLLM announces it."""
+    """Return the removal of one block as a vLLM event."""
     event = {"type": "BlockRemoved", "block_hashes": [_engine_hash(key)], "medium": "GPU", "group_idx": 0}
     return event if as_map else list(event.values())
 
@@ -82,17 +84,17 @@ def _engine_hash(key: int) -> int:
 
 
 def token_ids(rng: random.Random, blocks: int) -> bytes:
-    """Random ids as large as those of today's vocabularies, uint32 little-endian."""
+    """Return random ids as large as those of current vocabularies, uint32 little-endian."""
     return b"".join(rng.randrange(150_000).to_bytes(4, "little") for _ in range(blocks * BLOCK_TOKENS))
 
 
 def batch(events: list[Any]) -> bytes:
-    """One message of an engine's stream."""
+    """Return one message of an engine's stream."""
     return msgspec.msgpack.encode([time.time(), events, 0])
 
 
 def follow(knowledge: Knowledge, replica: str, payload: bytes, now_s: float) -> None:
-    """What the router does with one message."""
+    """Process one message as the router does."""
     for event in decode(payload).events:
         for part in slices(event, SLICE_BLOCKS):
             knowledge.apply(replica, part, now_s)
@@ -103,7 +105,7 @@ def follow(knowledge: Knowledge, replica: str, payload: bytes, now_s: float) -> 
 
 @dataclass(slots=True)
 class Decision:
-    """CPU of one decision in seconds, and of its stages where they were measured one by one."""
+    """CPU of one decision in seconds, and of its stages if they were measured one by one."""
 
     cpu_s: float
     ids: bytes
@@ -113,7 +115,7 @@ class Decision:
 
 
 class PricedRouter:
-    """A router with eight followed replicas, and engines that do what it says. Times on its clock are made up."""
+    """A router with eight followed replicas, and engines that compute each placed prompt. Its clock is artificial."""
 
     def __init__(self, folder: Path, *, one_thread: bool = False) -> None:
         settings = Settings()
@@ -143,19 +145,19 @@ class PricedRouter:
         self.prompts.close()
 
     def fill(self, blocks: int) -> None:
-        """Every replica holds so many blocks of its own."""
+        """Let every replica hold `blocks` different blocks."""
         rng = random.Random(1)
         for name in self.replicas:
             for _ in range(blocks // SLICE_BLOCKS):
                 self.hold(name, token_ids(rng, SLICE_BLOCKS))
 
     def spread(self, ids: bytes) -> None:
-        """Replicas hold an eighth of this prompt, two eighths, and so on."""
+        """Let each replica hold the prompt up to its number in eighths: nothing, one eighth, two eighths, and so on."""
         for number, name in enumerate(self.replicas):
             self.hold(name, ids[: len(ids) // 4 * number // REPLICAS * 4])
 
     def hold(self, replica: str, ids: bytes) -> None:
-        """The replica's engine computes a prompt and says so."""
+        """Let the replica's engine compute a prompt and publish its blocks."""
         keys = token_chain(ids, BLOCK_TOKENS, 0)
         known = self._stored.setdefault(replica, set())
         first = next((i for i, key in enumerate(keys) if key not in known), len(keys))
@@ -165,7 +167,7 @@ class PricedRouter:
             follow(self.router.knowledge, replica, batch([event]), self.now_s)
 
     async def decide(self, body: bytes) -> Decision:
-        """One request through the router's own code, whole."""
+        """Run one request as a whole through the router's own code."""
         request = asked(CHAT, body)
         begun_s = self._begin()
         question = await self.reader.understand(request, "cost")
@@ -175,7 +177,7 @@ class PricedRouter:
         return placed
 
     async def stages(self, body: bytes) -> Decision:
-        """A decision step by step, every step on this thread."""
+        """Run a decision step by step, every step on this thread."""
         dialect, marks = PATHS[CHAT], [time.process_time()]
 
         def mark() -> None:
