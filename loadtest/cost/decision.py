@@ -1,10 +1,11 @@
 """`python -m loadtest cost`: CPU cost of exact cache knowledge, measured in-process on the router's real path.
 
-A decision is everything between a request's body and its replica. Its stages are parse, canonical chain, template and
-tokens, keys, match, and place. The bookkeeping at the end of the answer (finish) is shown beside it. The router follows eight replicas:
-one has the whole conversation in its cache, the others parts of it, and all of them other blocks. A conversation begins
-(cold), continues by a turn, and by another, which is measured (extend). Stages are measured on separate conversations,
-one call after the other. The difference between their sum and the whole is the event loop and the hops between threads.
+A decision is everything between a request's body and its replica. Its stages are parsing, the canonical chain, template
+and tokens, keys and match, and the placement. The bookkeeping at the end of the answer (finish) is shown beside it. The
+router follows eight replicas: one has the whole conversation in its cache, the others parts of it, and all of them
+other blocks. A conversation begins (cold), continues by a turn, and by another, which is measured (extend). Stages are
+measured on separate conversations, one call after the other. The difference between their sum and the whole is the
+event loop and the hops between threads.
 
 Events are processed from their bytes: decoded, and applied to the router's knowledge. Bytes per block are the memory
 that tracemalloc attributes to it.

@@ -1,1 +1,1 @@
-"""What the simulated engine's times are held against: kernels and transfers of a real GPU, measured and compared."""
+"""Kernels and transfers of a real GPU, measured and compared with the simulated engine's times."""

@@ -1,7 +1,7 @@
-"""`python -m loadtest kernels FILE`: the simulated engine's step times beside those that a GPU's kernels took.
+"""`python -m loadtest kernels FILE`: the simulated engine's step times beside those of a GPU's kernels.
 
-FILE is what measure.py wrote on a machine with a GPU. Kernels are a lower bound: an engine adds all-reduces, sampling
-and its own work between two steps, and a calibration has those in it.
+FILE is the output of measure.py on a machine with a GPU. Kernels are a lower bound: an engine adds all-reduces,
+sampling and its own work between two steps, and a calibration includes those.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.console import Console
 from loadtest.common.report import drawn, percentile, report_console
 from loadtest.engine.calibration import CALIBRATIONS, LinearTimes, SharedTimes, StepTimes
 
-# By calibration: the shape that measure.py has of the same model on the same GPUs. The one that is left out is of a GPU
-# of an earlier kind.
+# By calibration: the shape in measure.py of the same model on the same GPUs. The missing one is of a GPU of an earlier
+# kind.
 SHAPE_OF = {
     "qwen3-32b-2xh100": "qwen3-32b-tp2",
     "qwen3-32b-2xh100-2026": "qwen3-32b-tp2",
@@ -27,11 +27,11 @@ SHAPE_OF = {
     "mocker-8b": "qwen3-8b-tp1",
 }
 KINDS = ("decode", "prefill", "mixed")
-PAGE_WIDTH = 110  # columns of a table where there is no terminal
+PAGE_WIDTH = 110  # columns of a table without a terminal
 
 
 class StepMeasured(msgspec.Struct):
-    """One point: what the step did, in tokens and sequences, and how long it took."""
+    """One point: the work of the step, in tokens and sequences, and its duration."""
 
     shape: str
     kind: str
@@ -44,13 +44,13 @@ class StepMeasured(msgspec.Struct):
     most_ms: float
 
     def model_ms(self, times: StepTimes) -> float:
-        """Milliseconds of the same step by a calibration."""
+        """Return the milliseconds of the same step by a calibration."""
         pairs = self.tokens * (self.prior + self.tokens / 2)
         return times.mixed_s(self.tokens, pairs, self.sequences, self.sequences * self.context) * 1e3
 
 
 class KernelMachine(msgspec.Struct):
-    """Where it was measured."""
+    """The machine of the measurement."""
 
     torch: str
     gpu: str | None = None
@@ -58,7 +58,7 @@ class KernelMachine(msgspec.Struct):
 
 
 class KernelFile(msgspec.Struct):
-    """What measure.py wrote, as far as it is compared here."""
+    """The part of measure.py's output that is compared here."""
 
     date: str
     machine: KernelMachine
@@ -70,7 +70,7 @@ class KernelFile(msgspec.Struct):
 
 
 def read_file(path: Path) -> KernelFile:
-    """What a file has. Raises OSError, and ValueError if measure.py did not write it."""
+    """Read a file. Raises OSError, and ValueError if measure.py did not write it."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=KernelFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -83,7 +83,7 @@ def read_file(path: Path) -> KernelFile:
 def coefficients(
     times: LinearTimes | SharedTimes, fits: dict[str, dict[str, float]]
 ) -> Iterator[tuple[str, float, str, float]]:
-    """Each constant of a calibration in microseconds, with the fit that it is compared with and its value there."""
+    """Yield each constant of a calibration in microseconds, the name of the matching fit, and the value of the fit."""
     stream_s = times.stream_s if isinstance(times, SharedTimes) else times.token_s
     compared = (
         ("floor", times.floor_s, "decode", "floor_ms"),
@@ -104,7 +104,7 @@ def coefficients(
 def show_coefficients(
     console: Console, name: str, times: LinearTimes | SharedTimes, fits: dict[str, dict[str, float]]
 ) -> None:
-    """The constants of one calibration beside the fits, and how well those hold."""
+    """Print the constants of one calibration beside the fits, and the errors of the fits."""
     lines = [
         (
             what,
@@ -124,7 +124,7 @@ def show_coefficients(
 
 
 def show_steps(console: Console, name: str, times: StepTimes, points: Sequence[StepMeasured]) -> None:
-    """How much longer than measured the calibration says that steps take, by kind."""
+    """Print the ratio of a calibration's step times to the measured ones, by kind."""
     lines = []
     for kind in KINDS:
         ratios = [point.model_ms(times) / point.ms for point in points if point.kind == kind]
@@ -137,7 +137,7 @@ def show_steps(console: Console, name: str, times: StepTimes, points: Sequence[S
 
 
 def show(console: Console, found: KernelFile) -> None:
-    """Every calibration beside what was measured of its model."""
+    """Print every calibration beside the measurements of its model."""
     where = found.machine
     console.print(f"{where.gpu or 'a CPU'}, PyTorch {where.torch}, CUDA {where.cuda or '-'}, {found.date}")
     console.print(f"{len(found.points)} points, {len(found.failed)} failures, {len(found.skipped)} skipped")

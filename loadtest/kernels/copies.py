@@ -2,17 +2,18 @@
 
     each     a copy for each block and layer: cuMemcpyAsync in a loop
     batch    the same pieces in one call: cuMemcpyBatchAsync, which may read the host's memory at any time
-    ordered  that call for loads, when it may read the host's memory in the stream's order only
-    halves   `batch` with keys and values apart, as where a layer's cache is two tensors
+    ordered  that call for loads, if it may read the host's memory only in the stream's order
+    halves   `batch` with keys and values apart, as in a layer's cache of two tensors
     blocks   `batch` with a piece for each block, which has all its layers
     kernel   a kernel of 12 programs that reads or writes the host's memory by its address
     wide     that kernel with a program for each of the GPU's processors
     whole    one piece
     pageable one piece, the host's memory not pinned
 
-vLLM stores by `blocks`, `batch` or `halves`, as the attention's layout has it, and loads alike, but for pieces of less
-than 28 KiB, which it loads by `kernel` (v1/kv_offload/cpu: gpu_worker.py, swap_blocks_triton.py). What is on the GPU
-may be written until then, so stores are in the stream's order. transfers.py measures all of them.
+vLLM stores by `blocks`, `batch` or `halves`, depending on the layout of the attention. It loads in the same way, except
+for pieces of less than 28 KiB, which it loads by `kernel` (v1/kv_offload/cpu: gpu_worker.py, swap_blocks_triton.py).
+The GPU may write its blocks until a store begins, so stores are in the stream's order. transfers.py measures all of
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, Protocol, TypeAlias
 
 try:
     import torch
-except ImportError:  # layouts and addresses of pieces do without
+except ImportError:  # layouts and addresses of pieces work without it
     torch = None
 try:
     import triton
@@ -38,7 +39,7 @@ try:
 except ImportError:  # no kernels, copies only
     triton = tl = None
 
-Tensor: TypeAlias = Any  # PyTorch may not be there when types are checked
+Tensor: TypeAlias = Any  # PyTorch may be missing during type checks
 Stream: TypeAlias = Any
 Submit: TypeAlias = Callable[[Stream], None]
 
@@ -53,7 +54,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class KvLayout:
-    """The KV cache of one GPU: what a block has in each layer. Sizes in bytes."""
+    """The KV cache of one GPU: the parts of a block in each layer. Sizes in bytes."""
 
     layers: int
     kv_heads: int
@@ -77,7 +78,7 @@ class KvLayout:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What is copied: offsets of its pieces on both sides, int64 tensors of one length, and the bytes of a piece."""
+    """A copy as pieces: their offsets on both sides, int64 tensors of one length, and the bytes of a piece."""
 
     host: Tensor
     gpu: Tensor
@@ -85,8 +86,13 @@ class Pieces:
 
 
 def pieces(way: str, layout: KvLayout, blocks: tuple[Tensor, Tensor], pools: tuple[int, int]) -> Pieces:
-    """The pieces of so many blocks; `blocks` are their numbers on the host and on the GPU, `pools` the sizes of both
-    pools in blocks. A pool has one layer after the other, except where a block has all its layers together."""
+    """Return the pieces of a copy.
+
+    - `blocks`: the blocks' numbers on the host and on the GPU.
+    - `pools`: the sizes of both pools in blocks.
+
+    A pool has one layer after the other, unless a block has all its layers together.
+    """
     if way in ("whole", "pageable"):
         zero = torch.zeros(1, dtype=torch.int64)
         return Pieces(zero, zero, len(blocks[0]) * layout.block_bytes)
@@ -101,22 +107,22 @@ def pieces(way: str, layout: KvLayout, blocks: tuple[Tensor, Tensor], pools: tup
 
 
 class CopyCalls(Protocol):
-    """Copies between addresses; each raises OSError with what the driver said."""
+    """Copies between addresses; each raises OSError with the driver's error code."""
 
     def here(self) -> None:
-        """Let the calling thread make them, too."""
+        """Let the calling thread make copies, too."""
         ...
 
     def one(self, to: int, source: int, size: int, stream: Stream) -> None:
-        """One piece."""
+        """Copy one piece."""
         ...
 
     def each(self, to: Tensor, source: Tensor, size: int, stream: Stream) -> None:
-        """A call for every piece."""
+        """Copy with a call for every piece."""
         ...
 
     def batch(self, to: Tensor, source: Tensor, size: int, stream: Stream, *, ordered: bool) -> None:
-        """One call for all pieces; sources may be read at any time, or in the stream's order."""
+        """Copy all pieces with one call; sources may be read at any time, or in the stream's order."""
         ...
 
 
@@ -134,7 +140,7 @@ int copy_each(copy_one copy, const unsigned long long *to, const unsigned long l
 
 
 def each_in_c() -> Any:  # noqa: ANN401 - a function of a library, whose class ctypes keeps to itself
-    """The loop above, compiled; OSError where there is no C compiler."""
+    """Return the loop above, compiled. Raises OSError without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise OSError("no C compiler")
@@ -149,7 +155,7 @@ def each_in_c() -> Any:  # noqa: ANN401 - a function of a library, whose class c
 
 
 class CopyAttributes(ctypes.Structure):
-    """CUmemcpyAttributes of cuda.h: how sources may be read, two places that only managed memory has, flags."""
+    """CUmemcpyAttributes of cuda.h: read order of sources, two locations that only managed memory has, flags."""
 
     _fields_ = (
         ("source_order", ctypes.c_int),
@@ -172,7 +178,8 @@ class DriverCalls:
         self._copy.argtypes = [word, word, word, pointer]
         self._copy_address = ctypes.cast(lib.cuMemcpyAsync, pointer)
         self._each = each_in_c()
-        self._second = hasattr(lib, "cuMemcpyBatchAsync_v2")  # CUDA 13: the index of what failed is no longer told
+        # CUDA 13: the index of a failed copy is no longer reported
+        self._second = hasattr(lib, "cuMemcpyBatchAsync_v2")
         self._batch = lib.cuMemcpyBatchAsync_v2 if self._second else lib.cuMemcpyBatchAsync
         told = [] if self._second else [pointer]
         self._batch.argtypes = [pointer, pointer, pointer, word, pointer, pointer, word, *told, pointer]
@@ -186,16 +193,16 @@ class DriverCalls:
         check("cuCtxSetCurrent", self._lib.cuCtxSetCurrent(self._context))
 
     def one(self, to: int, source: int, size: int, stream: Stream) -> None:
-        """cuMemcpyAsync, which knows by the addresses where both are."""
+        """Copy one piece by cuMemcpyAsync, which derives the direction from the addresses."""
         check("cuMemcpyAsync", self._copy(to, source, size, stream.cuda_stream))
 
     def each(self, to: Tensor, source: Tensor, size: int, stream: Stream) -> None:
-        """cuMemcpyAsync for every piece, called in C."""
+        """Copy every piece by cuMemcpyAsync, called in C."""
         where = (to.data_ptr(), source.data_ptr())
         check("cuMemcpyAsync", self._each(self._copy_address, *where, size, len(to), stream.cuda_stream))
 
     def batch(self, to: Tensor, source: Tensor, size: int, stream: Stream, *, ordered: bool) -> None:
-        """cuMemcpyBatchAsync; the driver reads the addresses and the sizes before it returns."""
+        """Copy by cuMemcpyBatchAsync; the driver reads the addresses and the sizes before it returns."""
         sizes = torch.full_like(to, size)
         where = (to.data_ptr(), source.data_ptr(), sizes.data_ptr())
         attributes = self._in_order if ordered else self._any_order
@@ -205,7 +212,7 @@ class DriverCalls:
 
 
 def check(what: str, error: int) -> None:
-    """Raise what the driver said."""
+    """Raise OSError if the driver returned an error."""
     if error:
         raise OSError(f"{what} failed with error {error}")
 
@@ -223,21 +230,21 @@ class HostCalls:
         self._each = each_in_c()
 
     def here(self) -> None:
-        """Nothing: there is no context."""
+        """Do nothing: there is no context."""
 
     def one(self, to: int, source: int, size: int, stream: Stream) -> None:
-        """memmove."""
+        """Copy one piece by memmove."""
         del stream
         ctypes.memmove(to, source, size)
 
     def each(self, to: Tensor, source: Tensor, size: int, stream: Stream) -> None:
-        """memmove for every piece, called back from C."""
+        """Copy every piece by memmove, called back from C."""
         del stream
         copy = ctypes.cast(self._copy, ctypes.c_void_p)
         check("the copy", self._each(copy, to.data_ptr(), source.data_ptr(), size, len(to), None))
 
     def batch(self, to: Tensor, source: Tensor, size: int, stream: Stream, *, ordered: bool) -> None:
-        """The same as `each`."""
+        """Copy in the same way as `each`."""
         del ordered
         self.each(to, source, size, stream)
 
@@ -248,7 +255,7 @@ class HostCalls:
 def move_kernel(
     sources: tl.tensor, targets: tl.tensor, count: tl.tensor, words: tl.constexpr, chunk: tl.constexpr
 ) -> None:
-    """Copies pieces of so many 8-byte words between addresses, a program every so-many-th."""
+    """Copy pieces of `words` 8-byte words between addresses; the pieces are distributed over the programs."""
     job = tl.program_id(0)
     at = tl.arange(0, chunk)
     while job < count:
@@ -269,7 +276,7 @@ class Mark(Protocol):
     """A moment of a stream."""
 
     def record(self, stream: Stream) -> None:
-        """Set it behind all that the stream was asked."""
+        """Set it after all work that is queued on the stream."""
         ...
 
     def synchronize(self) -> None:
@@ -278,13 +285,13 @@ class Mark(Protocol):
 
 
 class NoMark:
-    """A moment without a GPU, where each copy is over when it is called."""
+    """A moment without a GPU, for copies that end within their call."""
 
     def record(self, stream: Stream) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Let other threads have the processor."""
+        """Let other threads use the CPU."""
         time.sleep(1e-4)
 
 
@@ -307,7 +314,7 @@ class Mover:
             check("cudaHostRegister", int(code))
 
     def blocks(self, layout: KvLayout, tokens: int) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Random places for so many tokens on both sides, in blocks, and the sizes of the pools that they are in."""
+        """Return random places for `tokens` tokens on both sides, in blocks, and the sizes of their pools."""
         n = -(-tokens // BLOCK_TOKENS)
         pools = (self.host.numel() // layout.block_bytes, self.gpu.numel() // layout.block_bytes)
         if n > min(pools):
@@ -315,7 +322,7 @@ class Mover:
         return (torch.randperm(pools[0])[:n], torch.randperm(pools[1])[:n]), pools
 
     def submit(self, way: str, layout: KvLayout, tokens: int, *, load: bool) -> tuple[Submit, Pieces]:
-        """A function that begins to load so many tokens, or to store them, on a stream; and what it copies."""
+        """Return a function that begins to load or store `tokens` tokens on a stream, and the pieces that it copies."""
         moved = pieces(way, layout, *self.blocks(layout, tokens))
         host, gpu = moved.host + self.host.data_ptr(), moved.gpu + self.gpu.data_ptr()
         to, source = (gpu, host) if load else (host, gpu)
@@ -342,8 +349,10 @@ class Mover:
         return submit
 
     def copied(self, moved: Pieces, submit: Submit, *, load: bool, samples: int = 32) -> bool:
-        """Whether a copy brings what is at its source: some pieces are filled with random bytes there, and with zeros
-        where they go, before it is run."""
+        """Return True if a copy brings the bytes of its source.
+
+        Before it is run, some pieces are filled with random bytes at the source and with zeros at the target.
+        """
         picked = sorted({0, len(moved.host) - 1, *torch.randint(len(moved.host), (samples,)).tolist()})
         size = min(moved.piece_bytes, 1 << 20)
         both = [(self.host[h : h + size], self.gpu[g : g + size]) for h, g in self._offsets(moved, picked)]
@@ -360,7 +369,7 @@ class Mover:
         return [(int(moved.host[i]), int(moved.gpu[i])) for i in picked]
 
     def stream(self) -> Stream:
-        """A stream of its own; nothing without a GPU."""
+        """Return a new stream, or None without a GPU."""
         return torch.cuda.Stream() if self.cuda else None
 
     def wait(self, stream: Stream = None) -> None:
@@ -369,7 +378,7 @@ class Mover:
             (torch.cuda if stream is None else stream).synchronize()
 
     def mark(self, stream: Stream) -> Mark:
-        """What can be waited for until the stream has done all that it was asked so far."""
+        """Return a mark to wait for all work that is queued on the stream so far."""
         if not self.cuda:
             return NoMark()
         event: Mark = torch.cuda.Event()

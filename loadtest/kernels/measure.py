@@ -1,14 +1,14 @@
-"""How long one GPU takes for decode steps, prefill and mixed steps of a model's layers, with PyTorch and nothing else.
+"""Time of decode steps, prefill and mixed steps of a model's layers on one GPU, with PyTorch only.
 
     python3 measure.py --out FILE [--seconds 240] [--shapes NAME,NAME] [--device cpu --tiny]
 
-It runs where only PyTorch (and Triton, if it is there) is installed, so it is one file that imports nothing of this
+It runs on machines that have only PyTorch (and Triton, if installed). So it is one file that imports nothing of this
 project, and longer than others. A few decoder layers with random bf16 weights, one GPU's share under tensor
-parallelism, run in a CUDA graph; the time of one layer times their number, and that of the LM head, make a step. The
-weights of a layer are ten times the L2 cache, so each layer reads them from memory as in a real engine. The KV cache
-of decodes is paged, in random order. Each kernel is held against a plain reference first, and the fastest that is
-right is taken; what fails is written down and left out. Results are written after every part, and at the deadline at
-the latest. Fits are by least squares of relative errors.
+parallelism, run in a CUDA graph. The time of one layer times their number, plus that of the LM head, is a step. The
+weights of a layer are ten times the L2 cache, so each layer reads them from memory as in a real engine. The KV cache of
+decodes is paged, in random order. Each kernel is first checked against a plain reference, and the fastest correct one
+is used; failures are recorded and left out. Results are written after every part, and at the deadline at the latest.
+Fits are least squares of relative errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 try:
     import torch
-except ImportError:  # the fits, and their tests, do without
+except ImportError:  # the fits, and their tests, work without it
     torch = None
 try:
     import triton
@@ -39,16 +39,16 @@ try:
 except ImportError:  # plain kernels only
     triton = tl = None
 
-Tensor: TypeAlias = Any  # PyTorch may not be there when types are checked
+Tensor: TypeAlias = Any  # PyTorch may be missing during type checks
 
 LEFT_OUT = (
     "all-reduce between GPUs: two a layer under tensor parallelism, which one GPU cannot show",
     "sampling, the embedding, and what an engine's CPU does between two steps",
 )
 ERROR_MAX = 2e-2  # norm of the error of a kernel in bf16 over the norm of its float32 reference
-REPEATS, REPEATS_LEAST, REPEAT_MS = 9, 3, 20.0  # repeats of a point, at least so many, and milliseconds of each
-POINT_SECONDS = 1.5  # repeats end then, once there are as many as the least
-WATCHDOG_SECONDS = 8.0  # after the deadline a hanging run is ended
+REPEATS, REPEATS_LEAST, REPEAT_MS = 9, 3, 20.0  # repeats of a point, the minimum, and milliseconds of each
+POINT_SECONDS = 1.5  # repeats end after this time, if the minimum is reached
+WATCHDOG_SECONDS = 8.0  # a run that hangs is ended this long after the deadline
 SPLITS_MAX = 128
 
 
@@ -66,7 +66,7 @@ class LayerShape:
     intermediate: int
     vocabulary: int
     norms: bool
-    """Whether queries and keys are normed, head by head."""
+    """True if queries and keys are normed, head by head."""
 
 
 SHAPES = (
@@ -79,7 +79,7 @@ TINY = (LayerShape("tiny", 1, 4, 64, 4, 2, 32, 128, 256, True),)
 
 @dataclass(frozen=True)
 class StepPoint:
-    """What a step does: `sequences` decodes with `context` tokens each, and a chunk of `tokens` after `prior`."""
+    """Work of a step: `sequences` decodes with `context` tokens each, and a chunk of `tokens` after `prior`."""
 
     kind: str
     sequences: int = 0
@@ -95,7 +95,7 @@ class StepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which steps are measured, and how large the KV cache is."""
+    """The measured steps, and the size of the KV cache."""
 
     decodes: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -106,7 +106,7 @@ class Sweep:
     page: int
 
     def points(self) -> Iterator[StepPoint]:
-        """All points: decodes, then prefill, then mixed steps."""
+        """Yield all points: decodes, then prefill, then mixed steps."""
         for n in self.decodes:
             yield from (StepPoint("decode", n, c) for c in self.contexts if n * c <= self.pool_tokens)
         for tokens in self.chunks:
@@ -127,8 +127,8 @@ WHOLE_SWEEP = Sweep(
 TINY_SWEEP = Sweep((1, 3), (32, 64), (8, 32), (0, 64), ((3, 32, 16, 32),), 512, 16)
 
 
-# Kernels in Triton. Their dimensions are powers of two except where a mask says otherwise. Triton evaluates annotations
-# of arguments, and knows no names but its own.
+# Kernels in Triton. Their dimensions are powers of two unless a mask handles the rest. Triton evaluates annotations of
+# arguments, and knows only its own names.
 
 
 def add_norm_kernel(
@@ -140,7 +140,7 @@ def add_norm_kernel(
     hidden: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """A row's sum with its residual, and the RMS norm of that."""
+    """Compute a row's sum with its residual, and the RMS norm of that."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, block)
     mask = cols < hidden
@@ -153,7 +153,7 @@ def add_norm_kernel(
 
 
 def gate_kernel(x: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr) -> None:
-    """SiLU of a row's first half times its second."""
+    """Compute SiLU of a row's first half times its second."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * block + tl.arange(0, block)
     mask = cols < width
@@ -166,7 +166,7 @@ def turn_kernel(
     source: tl.tensor, target: tl.tensor, gain: tl.tensor, cos: tl.tensor, sin: tl.tensor,
     count: tl.constexpr, dim: tl.constexpr, norms: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Norm and rotary embedding of `count` heads in a row."""
+    """Compute norm and rotary embedding of `count` heads in a row."""
     half: tl.constexpr = dim // 2
     cols = tl.arange(0, half)
     at = (tl.arange(0, count) * dim)[:, None] + cols[None, :]
@@ -184,7 +184,7 @@ def rotate_kernel(
     positions: tl.tensor, slots: tl.tensor,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, norms: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Norm and rotary embedding of a row's queries and keys; its keys and values go to its slot of the cache."""
+    """Compute norm and rotary embedding of a row's queries and keys; keys and values go to its slot of the cache."""
     row = tl.program_id(0).to(tl.int64)
     turned = tl.load(positions + row).to(tl.float32) * tl.load(angles + tl.arange(0, dim // 2))
     cos, sin = tl.cos(turned)[None, :], tl.sin(turned)[None, :]
@@ -201,7 +201,9 @@ def split_kernel(
     totals: tl.tensor, pages: tl.tensor, pages_a_split: tl.tensor, scale: tl.tensor,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, padded: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One sequence's queries of one KV head over a run of its pages (flash decoding); contexts are whole pages."""
+    """Attend with one sequence's queries of one KV head to a run of its pages (flash decoding); contexts are whole
+    pages.
+    """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
     rows, cols, tokens = tl.arange(0, padded), tl.arange(0, dim), tl.arange(0, page)
@@ -238,7 +240,7 @@ def merge_kernel(
     dim: tl.constexpr,
     padded: tl.constexpr,
 ) -> None:
-    """A head's output out of those of its splits."""
+    """Merge a head's output from those of its splits."""
     head = tl.program_id(0)
     rows, cols = tl.arange(0, padded), tl.arange(0, dim)
     mask = rows < splits
@@ -259,27 +261,31 @@ if triton is not None:
 
 
 def power(least: int) -> int:
-    """The power of two from `least` on."""
+    """Return the smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
 
 
 class FusedKernels:
-    """The steps between matrix products, each one kernel in Triton, as engines have them."""
+    """The steps between matrix products, each one kernel in Triton, as in engines."""
 
     def __init__(self, shape: LayerShape, page: int, stages: int = 3, programs: int = 4) -> None:
-        """`stages` of the pipeline of loads in attention, and its `programs` for each of the GPU's processors."""
+        """Create the kernels.
+
+        - `stages`: stages of the pipeline of loads in attention.
+        - `programs`: programs of attention for each of the GPU's processors.
+        """
         self._shape, self._page, self._stages, self._programs = shape, page, stages, programs
         self._processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The RMS norm of x + residual, and that sum; (rows, hidden)."""
+        """Return the RMS norm of x + residual, and that sum; (rows, hidden)."""
         normed, total = torch.empty_like(x), torch.empty_like(x)
         hidden = x.shape[1]
         add_norm_jit[(x.shape[0],)](x, residual, weight, normed, total, hidden, power(hidden), num_warps=8)
         return normed, total
 
     def gate(self, x: Tensor) -> Tensor:
-        """SiLU of the first half of each row times the second."""
+        """Return SiLU of the first half of each row times the second."""
         width = x.shape[1] // 2
         out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         gate_jit[(x.shape[0], -(-width // 1024))](x, out, width, 1024)
@@ -288,7 +294,7 @@ class FusedKernels:
     def rotate(
         self, qkv: Tensor, gains: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Queries, (rows, heads, head_dim); keys and values go to `slots` of the cache."""
+        """Return the queries, (rows, heads, head_dim); keys and values go to `slots` of the cache."""
         s = self._shape
         q = torch.empty((qkv.shape[0], s.heads, s.head_dim), dtype=qkv.dtype, device=qkv.device)
         sizes = (s.heads, s.kv_heads, s.head_dim, s.norms)
@@ -296,7 +302,7 @@ class FusedKernels:
         return q
 
     def decode(self, q: Tensor, cache: tuple[Tensor, Tensor], table: Tensor) -> Tensor:
-        """Attention of one query a sequence to its pages, (sequences, heads, head_dim)."""
+        """Return the attention of one query per sequence to its pages, (sequences, heads, head_dim)."""
         s, n, pages = self._shape, q.shape[0], table.shape[1]
         wanted = min(SPLITS_MAX, max(1, -(-self._programs * self._processors // (n * s.kv_heads))))
         pages_a_split = max(min(pages, 4), -(-pages // wanted))
@@ -314,25 +320,25 @@ class FusedKernels:
 
 
 class PlainKernels:
-    """The same in PyTorch's own operators: the reference, and what stands in for a kernel that fails."""
+    """The same in PyTorch's own operators: the reference, and the substitute for a kernel that fails."""
 
     def __init__(self, shape: LayerShape, page: int, *, gather: bool) -> None:
         self._shape, self._page, self._gather = shape, page, gather
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """As `FusedKernels` has it."""
+        """Compute the same as `FusedKernels`."""
         total = x + residual
         return torch.nn.functional.rms_norm(total, (x.shape[1],), weight, 1e-6), total
 
     def gate(self, x: Tensor) -> Tensor:
-        """As `FusedKernels` has it."""
+        """Compute the same as `FusedKernels`."""
         gate, up = x.chunk(2, 1)
         return torch.nn.functional.silu(gate) * up
 
     def rotate(
         self, qkv: Tensor, gains: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """As `FusedKernels` has it."""
+        """Compute the same as `FusedKernels`."""
         s = self._shape
         q, k, v = qkv.view(len(qkv), -1, s.head_dim).split((s.heads, s.kv_heads, s.kv_heads), 1)
         turned = (positions[:, None].float() * angles)[:, None]
@@ -347,7 +353,7 @@ class PlainKernels:
         return rotated[0]
 
     def decode(self, q: Tensor, cache: tuple[Tensor, Tensor], table: Tensor) -> Tensor:
-        """As `FusedKernels` has it; without `gather` the pages' order is not kept: the same bytes, but in a row."""
+        """Compute the same as `FusedKernels`; without `gather` the same number of bytes, but pages in storage order."""
         s, n, tokens = self._shape, q.shape[0], table.shape[1] * self._page
         k, v = (x.view(-1, self._page, s.kv_heads, s.head_dim) for x in cache)
         picked = ((x[table] if self._gather else x[: table.numel()]) for x in (k, v))
@@ -360,21 +366,21 @@ class PlainKernels:
 
 
 def plain_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch's own choice, with a mask."""
+    """Compute it with the kernel that PyTorch chooses, with a mask."""
     tokens, total = q.shape[2], k.shape[2]
     mask = torch.ones(tokens, total, dtype=torch.bool, device=q.device).tril(total - tokens)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
 def flash_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """FlashAttention 2 as PyTorch has it: its causal mask is aligned to the last token."""
+    """Compute it with PyTorch's FlashAttention 2; its causal mask is aligned to the last token."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0]  # noqa: SLF001 - only it takes both
 
 
 def cudnn_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The cuDNN kernel, over the chunk itself and over what is before it, merged by their sums of exponentials."""
+    """Compute it with the cuDNN kernel: over the chunk and the tokens before it, merged by sums of exponentials."""
     tokens, prior = q.shape[2], k.shape[2] - q.shape[2]
-    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention  # noqa: SLF001 - only it tells the sums
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention  # noqa: SLF001 - only it returns the sums
     if not prior:
         return kernel(q, k, v, None, False, 0.0, True, False)[0]
     own, own_sum = kernel(q, k[:, :, prior:], v[:, :, prior:], None, True, 0.0, True, False)[:2]
@@ -390,7 +396,7 @@ CHUNK_KERNELS: dict[str, ChunkKernel] = {
 
 
 class KernelBench:
-    """Measures one device until its deadline, and keeps what it found."""
+    """Measures one device until its deadline, and keeps the results."""
 
     def __init__(self, device: str, sweep: Sweep, out: Path, deadline: float) -> None:
         self.device, self.sweep, self.out, self.deadline = device, sweep, out, deadline
@@ -402,24 +408,24 @@ class KernelBench:
         }  # fmt: skip
 
     def write(self) -> None:
-        """Write what was found so far."""
+        """Write the results so far."""
         whole = self.out.with_name(self.out.name + ".part")
         whole.write_text(json.dumps(self.found, indent=1) + "\n")
         whole.replace(self.out)
 
     def failed(self, what: str, error: BaseException) -> None:
-        """Keep an error, and go on."""
+        """Record an error, and continue."""
         text = f"{type(error).__name__}: {error}"[:600]
         self.found["failed"].append({"what": what, "error": text})
         print(f"failed: {what}: {text[:200]}", file=sys.stderr, flush=True)
 
     def sync(self) -> None:
-        """Wait until the device has nothing to do."""
+        """Wait until the device is idle."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def lap_ms(self, call: Callable[[], object], times: int) -> float:
-        """Milliseconds of a call, out of so many in a row."""
+        """Return the milliseconds of a call, as the mean of `times` in a row."""
         if not self.cuda:
             start = time.perf_counter()
             for _ in range(times):
@@ -434,7 +440,7 @@ class KernelBench:
         return float(begin.elapsed_time(end)) / times
 
     def timed(self, run: Callable[[], object]) -> dict[str, Any]:
-        """Milliseconds of `run` in a CUDA graph, or without one where it cannot be captured."""
+        """Return the milliseconds of `run` in a CUDA graph, or without one if it cannot be captured."""
         began = time.monotonic()
         for _ in range(2):
             run()
@@ -457,7 +463,7 @@ class KernelBench:
         return {"ms": median(laps), "least_ms": min(laps), "most_ms": max(laps), "repeats": len(laps), "graph": graphed}
 
     def measure_ceilings(self) -> None:
-        """What the device can do at most: bytes copied, read and written, and a large matrix product."""
+        """Measure the limits of the device: bytes copied, read and written, and a large matrix product."""
         side = 8192 if self.cuda else 256
         a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         ms = self.timed(lambda: torch.mm(a, b))["ms"]
@@ -492,23 +498,23 @@ class ShapeBench:
         self.ops = {name: getattr(plain, name) for name in ("add_norm", "gate", "rotate", "decode")}
         self.chunk: dict[bool, ChunkKernel] = dict.fromkeys(
             (True, False), plain_chunk
-        )  # by whether there is something before the chunk
+        )  # by whether there are tokens before the chunk
 
     def random(self, *size: int, scale: float = 0.02) -> Tensor:
-        """Random bf16 numbers: zeros would be faster than real ones."""
+        """Return random bf16 numbers: zeros would be faster than real ones."""
         made = torch.empty(size, device=self.bench.device, dtype=torch.bfloat16)
         return made.normal_(0.0, scale)
 
-    # Which kernels
+    # Choice of kernels
 
     def choose(self, what: str, candidates: Mapping[str, Callable[[], Tensor]], right: Tensor) -> str | None:
-        """The fastest of the candidates whose result is right, and a line in the results on each."""
+        """Return the fastest of the candidates with a correct result, and record a line of results on each."""
         best, best_ms = None, math.inf
         for name, run in candidates.items():
             try:
                 error = apart(run(), right)
                 ms = self.bench.timed(run)["ms"]
-            except Exception as failure:  # one kernel less, whatever it was
+            except Exception as failure:  # one kernel less, for any error
                 self.bench.failed(f"{self.shape.name} {what} {name}", failure)
                 continue
             line = {"shape": self.shape.name, "what": what, "kernel": name, "error": error, "ms": ms}
@@ -556,7 +562,7 @@ class ShapeBench:
         self.choose_chunks()
 
     def choose_chunks(self) -> None:
-        """Choose the attention of chunks, with and without something before them."""
+        """Choose the attention of chunks, with and without tokens before them."""
         s = self.shape
         tokens = 2 * K if self.bench.cuda else 16
         for prior in (0, 2 * tokens):
@@ -571,7 +577,7 @@ class ShapeBench:
     # Steps
 
     def step(self, point: StepPoint, layers: int) -> Callable[[], object]:
-        """A function that runs so many layers on the point's tokens."""
+        """Return a function that runs `layers` layers on the point's tokens."""
         s, sweep, device = self.shape, self.bench.sweep, self.bench.device
         n, chunk_end = point.sequences, point.prior + point.tokens
         pages, used = point.context // sweep.page, -(-chunk_end // sweep.page)
@@ -604,7 +610,7 @@ class ShapeBench:
         return run
 
     def head_ms(self, rows: int) -> dict[str, Any]:
-        """The last norm and the LM head for so many rows."""
+        """Return the times of the last norm and the LM head for `rows` rows."""
         if rows not in self.heads_ms:
             x = self.random(rows, self.shape.hidden, scale=1.0)
             self.heads_ms[rows] = self.bench.timed(
@@ -613,7 +619,7 @@ class ShapeBench:
         return self.heads_ms[rows]
 
     def measure(self, point: StepPoint) -> dict[str, Any]:
-        """One point: milliseconds of the whole step on this GPU, and how they were come by."""
+        """Measure one point. Returns the milliseconds of the whole step on this GPU, and of its parts."""
         layers = self.sets if point.tokens * self.shape.hidden <= 2 * K * 8192 else 2
         layers = min(layers, self.sets)
         some = self.bench.timed(self.step(point, layers))
@@ -625,14 +631,14 @@ class ShapeBench:
 
 
 def apart(got: Tensor, right: Tensor) -> float:
-    """How far a result is off: the norm of the difference over that of the right one; infinite for NaN."""
+    """Return the error of a result: the norm of the difference over that of the right one; 1e9 for NaN or infinity."""
     got, right = got.float(), right.float()
     error = float((got - right).norm() / right.norm())
     return error if math.isfinite(error) else 1e9
 
 
 def machine(cuda: bool) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine of the measurement."""
     kept: dict[str, Any] = {"python": platform.python_version(), "torch": str(torch.__version__)}
     kept["triton"] = str(triton.__version__) if triton is not None else None
     if not cuda:
@@ -646,8 +652,10 @@ def machine(cuda: bool) -> dict[str, Any]:
 
 
 def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Coefficients whose sums of products with `rows` are nearest to `wanted`, in relative error; ValueError if
-    the rows do not tell the coefficients apart."""
+    """Return coefficients that bring their sums of products with `rows` nearest to `wanted`, in relative error.
+
+    Raises ValueError if the rows do not distinguish the coefficients.
+    """
     scaled = [[value / y for value in row] for row, y in zip(rows, wanted, strict=True)]
     sizes = [math.sqrt(sum(row[i] ** 2 for row in scaled)) or 1.0 for i in range(len(rows[0]))]
     scaled = [[value / size for value, size in zip(row, sizes, strict=True)] for row in scaled]
@@ -666,7 +674,7 @@ def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
 
 
 def terms(point: dict[str, Any], kind: str) -> list[float]:
-    """What the coefficients of a fit are multiplied by."""
+    """Return the factors of a fit's coefficients."""
     tokens, context = point["tokens"], point["sequences"] * point["context"]
     pairs = tokens * (point["prior"] + tokens / 2)
     if kind == "decode":
@@ -682,7 +690,7 @@ COEFFICIENTS = {
 
 
 def fit(points: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """One fit: `decode` and `prefill` of their own points, `step` one formula for all of them."""
+    """Return one fit: `decode` and `prefill` of their own points, `step` one formula for all of them."""
     chosen = [point for point in points if kind in ("step", point["kind"])]
     rows, wanted = [terms(point, kind) for point in chosen], [point["ms"] for point in chosen]
     if len(rows) <= len(COEFFICIENTS[kind]):
@@ -704,7 +712,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
     one = ShapeBench(bench, shape)
     try:
         one.choose_all()
-    except Exception as error:  # plain kernels are left
+    except Exception as error:  # plain kernels remain
         bench.failed(f"{shape.name} choice of kernels", error)
     kind = ""
     for point in bench.sweep.points():
@@ -724,7 +732,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
 
 
 def fit_shape(bench: KernelBench, name: str) -> None:
-    """The fits of one shape's points."""
+    """Fit one shape's points."""
     points = [point for point in bench.found["points"] if point["shape"] == name]
     for kind in COEFFICIENTS:
         try:
@@ -735,7 +743,7 @@ def fit_shape(bench: KernelBench, name: str) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """A short table of what was found."""
+    """Print a short table of the results."""
     print(f"{found['machine']}\nceilings {found['ceilings']}\nnot included: {'; '.join(found['left_out'])}")
     for line in found["kernels"]:
         print(
@@ -752,7 +760,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 2 if PyTorch or the device is not there."""
+    """Run the command; 2 if PyTorch or the device is missing."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="Step times of a model's layers on this GPU.")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the JSON goes")
@@ -792,19 +800,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(bench: KernelBench, shapes: Sequence[LayerShape]) -> None:
-    """The ceilings, and then every shape, each with its part of the time that is left."""
+    """Measure the ceilings, and then every shape, each with its part of the remaining time."""
     torch.manual_seed(1)
     if not bench.cuda:
         torch.set_num_threads(1)
     try:
         bench.measure_ceilings()
-    except Exception as error:  # the points do without
+    except Exception as error:  # the points work without them
         bench.failed("ceilings", error)
     for number, shape in enumerate(shapes):
         now = time.monotonic()
         try:
             run_shape(bench, shape, now + (bench.deadline - now) / (len(shapes) - number))
-        except Exception as error:  # the other shapes are left
+        except Exception as error:  # the other shapes remain
             bench.failed(shape.name, error)
         if bench.cuda:
             torch.cuda.empty_cache()

@@ -1,13 +1,14 @@
-"""`python -m loadtest steps URL`: the engine model's step times held against an engine that answers at URL.
+"""`python -m loadtest steps URL`: the engine model's step times compared with an engine at URL.
 
-Each cell of a grid is a burst: so many prompts of so many tokens, which no cache holds, at one moment. Measured are the
-mean time to first token and the mean time per output token of its streams, the median of several bursts. Cells are
-parted like the fields of a chessboard: coefficients are fitted on one half, and the engine model foretells the other.
+Each cell of a grid is a burst: `streams` prompts of `prompt` tokens, which no cache holds, at one moment. The results
+are the mean time to first token and the mean time per output token of its streams, as the median of several bursts.
+Cells are divided like the fields of a chessboard: coefficients are fitted on one half, and the engine model predicts
+the other.
 
-Both times are linear in the coefficients once the schedule is known, and the schedule of a burst does not depend on how
-long steps take. So the model runs once for each coefficient, with this one at 1 and the others at 0, and what it says
-of times is what the coefficient is multiplied by. The first prompt has a step of its own, and the others are sent while
-it lasts, so that which prompts share a step is not left to chance; all times count from the first prompt's.
+Both times are linear in the coefficients for a known schedule, and the schedule of a burst does not depend on the
+duration of steps. So the model runs once for each coefficient, with this one at 1 and the others at 0, and the times of
+that run are the factors of the coefficient. The first prompt has a separate step, and the others are sent during it, so
+that the set of prompts in each step is not random. All times count from the first prompt's.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from loadtest.kernels.measure import least_squares
 PROMPTS = (64, 192, 448, 960, 1_900)
 STREAMS = (1, 2, 4, 8, 16)
 BURST_TOKENS_MAX = 8_000
-"""Prompt tokens of a burst at most, so that a run on a CPU ends."""
+"""Limit of the prompt tokens of a burst, so that a run on a CPU ends."""
 ANSWER_TOKENS = 32
 GOAL = 0.15
-"""Relative error of a time, at most."""
+"""Limit of the relative error of a time."""
 COEFFICIENTS = ("floor", "token", "pair", "stream", "read", "request")
-"""As in `SharedTimes`; `request` is what a first token takes outside of steps."""
+"""As in `SharedTimes`; `request` is the time of a first token outside of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellTimes:
-    """Of one cell, means over its streams, in seconds."""
+    """Times of one cell, means over its streams, in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -53,7 +54,7 @@ class CellTimes:
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """A cell, what it took, and what the model says of it."""
+    """A cell, its measured times, and the times that the model predicts."""
 
     cell: Cell
     fitted: bool
@@ -62,12 +63,12 @@ class Foretold:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Relative errors of TTFT and of the time per output token; above 0 where the model is slower."""
+        """Relative errors of TTFT and of the time per output token; above 0 if the model is slower."""
         return self.model.ttft_s / self.measured.ttft_s - 1, self.model.tpot_s / self.measured.tpot_s - 1
 
 
 def cells_of(prompts: Sequence[int], streams: Sequence[int], answer: int) -> list[tuple[Cell, bool]]:
-    """The grid, each with whether it is in the half that coefficients are fitted on."""
+    """Return the cells of the grid, each with True if it is in the half for the fit."""
     return [
         (Cell(prompt, count, answer), (row + column) % 2 == 0)
         for row, prompt in enumerate(prompts)
@@ -77,7 +78,7 @@ def cells_of(prompts: Sequence[int], streams: Sequence[int], answer: int) -> lis
 
 
 def times_of(cell: Cell, times: SharedTimes, limits: Limits) -> CellTimes:
-    """What the engine model says of a burst, requests' own time outside of steps not included."""
+    """Return the engine model's times of a burst, without the requests' own time outside of steps."""
     model = EngineModel(times, 2 * cell.streams * (cell.prompt + cell.answer + limits.block_tokens), limits)
     waiting = [EngineRequest(n, cell.prompt, cell.answer, [], n) for n in range(cell.streams)]
     first_s: dict[int, float] = {}
@@ -99,7 +100,7 @@ def times_of(cell: Cell, times: SharedTimes, limits: Limits) -> CellTimes:
 
 
 def terms(cell: Cell, limits: Limits) -> tuple[list[float], list[float]]:
-    """What each coefficient is multiplied by, in the TTFT and in the time per output token."""
+    """Return the factor of each coefficient, in the TTFT and in the time per output token."""
     zero = SharedTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     units = [replace(zero, **{f"{name}_s": 1.0}) for name in COEFFICIENTS[:-1]]
     units[-1] = replace(units[-1], again_s=1.0)
@@ -108,8 +109,11 @@ def terms(cell: Cell, limits: Limits) -> tuple[list[float], list[float]]:
 
 
 def fitted(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Coefficients of least squares of relative errors, none below 0: the most negative is left out until there is
-    none. Raises ValueError where rows do not tell the rest apart."""
+    """Return coefficients of least squares of relative errors, none below 0.
+
+    The most negative one is left out until no negative one remains. Raises ValueError if rows do not distinguish the
+    rest.
+    """
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows)]
     while True:
         found = least_squares([[row[i] for i in kept] for row in rows], wanted)
@@ -120,7 +124,10 @@ def fitted(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[flo
 
 
 def hold(measured: Iterable[tuple[Cell, bool, CellTimes]], limits: Limits) -> tuple[dict[str, float], list[Foretold]]:
-    """The coefficients that the fitted half gives, in seconds by name, and every cell beside the model with these."""
+    """Fit the coefficients on the fitted half, and compare every cell with the model.
+
+    Returns the coefficients in seconds by name, and the cells.
+    """
     found = list(measured)
     told = {cell: terms(cell, limits) for cell, _, _ in found}
     rows: list[list[float]] = []
@@ -138,7 +145,7 @@ def hold(measured: Iterable[tuple[Cell, bool, CellTimes]], limits: Limits) -> tu
 
 
 def summary(cells: Sequence[Foretold], *, is_fitted: bool) -> dict[str, float]:
-    """Median and greatest absolute relative error of one half, of either time and of both."""
+    """Return the median and greatest absolute relative error of one half, of either time and of both."""
     errors = [each.errors for each in cells if each.fitted is is_fitted]
     both = {
         "ttft": [abs(error) for error, _ in errors],
@@ -153,5 +160,5 @@ def summary(cells: Sequence[Foretold], *, is_fitted: bool) -> dict[str, float]:
 
 
 def token_ids(rng: random.Random, count: int, vocabulary: int) -> list[int]:
-    """A prompt that no earlier one begins with; ids below 16 are left out, as special tokens have these."""
+    """Return a prompt with a random start; ids below 16 are left out, because they are special tokens."""
     return [rng.randrange(16, vocabulary) for _ in range(count)]

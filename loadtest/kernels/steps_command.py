@@ -1,4 +1,4 @@
-"""The command of `python -m loadtest steps`: bursts over HTTP, and what the engine model makes of them (steps.py)."""
+"""Command of `python -m loadtest steps`: bursts over HTTP, and their comparison with the engine model (steps.py)."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from loadtest.kernels.steps import (
 )
 
 WIDTH = 110
-"""Columns of a table where there is no terminal."""
+"""Columns of a table without a terminal."""
 TIMEOUT_S = 600.0
-"""A limit for what hangs."""
+"""Timeout of a request that hangs."""
 
 
 class StepsError(Exception):
-    """Why nothing was measured, in one line."""
+    """Reason in one line why nothing was measured."""
 
 
 Clock = Callable[[], float]
-"""Seconds that have passed."""
+"""Elapsed seconds."""
 
 
 def cpu_clock(pid: int) -> Clock:
-    """Seconds that all threads of a process have run on a CPU (Linux). Raises StepsError without such a process."""
+    """Return a clock of a process's CPU seconds in all threads (Linux). Raises StepsError without such a process."""
     tasks = Path(f"/proc/{pid}/task")
 
     def now_s() -> float:
@@ -63,8 +63,10 @@ def cpu_clock(pid: int) -> Clock:
 async def stream(
     client: aiohttp.ClientSession, url: str, body: dict[str, object], clock: Clock, lag_s: float
 ) -> tuple[float, float]:
-    """Send a request `lag_s` from now. Seconds by the clock from now to its first event and to its last with a choice.
-    Raises StepsError."""
+    """Send a request `lag_s` from now, and return seconds to its first event and to its last with a choice.
+
+    The seconds are counted by the clock from now. Raises StepsError.
+    """
     began_s, times = clock(), []
     await asyncio.sleep(lag_s)
     async with client.post(f"{url}/v1/completions", json=body) as response:
@@ -81,7 +83,7 @@ async def stream(
 async def burst(
     client: aiohttp.ClientSession, options: argparse.Namespace, cell: Cell, rng: random.Random, clock: Clock
 ) -> CellTimes:
-    """One burst. Raises StepsError, aiohttp.ClientError."""
+    """Send one burst. Raises StepsError, aiohttp.ClientError."""
     bodies: list[dict[str, object]] = [
         {
             "model": options.model,
@@ -103,7 +105,7 @@ async def burst(
 
 
 async def measured(options: argparse.Namespace, console: Console) -> list[tuple[Cell, bool, CellTimes]]:
-    """Every cell of the grid, in random order, several times over. Raises StepsError, aiohttp.ClientError."""
+    """Measure every cell of the grid, in random order, several times. Raises StepsError, aiohttp.ClientError."""
     cells = cells_of(options.prompts, options.streams, options.answer)
     rng = random.Random(options.seed)
     clock = time.perf_counter if options.pid is None else cpu_clock(options.pid)
@@ -123,7 +125,7 @@ async def measured(options: argparse.Namespace, console: Console) -> list[tuple[
 
 
 def show(console: Console, coefficients: dict[str, float], cells: Sequence[Foretold]) -> None:
-    """The coefficients, every cell, and how far off the model is on the half that it had not seen."""
+    """Print the coefficients, every cell, and the errors of the model on the half that was not fitted."""
     console.print("us: " + ", ".join(f"{name} {value * 1e6:.4g}" for name, value in coefficients.items()))
     lines = []
     for each in cells:
@@ -150,7 +152,7 @@ def show(console: Console, coefficients: dict[str, float], cells: Sequence[Foret
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     about = "The engine model's step times, fitted on one half of a grid of bursts and held against the other."
     made = argparse.ArgumentParser(prog="python -m loadtest steps", description=about)
     add = made.add_argument

@@ -1,4 +1,4 @@
-"""What is measured of transfers, where results are kept, and for how long; see transfers.py."""
+"""Points, results and deadline of a benchmark of transfers; see transfers.py."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class TransferSweep:
-    """What is measured, and how much memory it takes."""
+    """Measured points, and the size of the buffers."""
 
     tokens: tuple[int, ...]
     steps: tuple[measure.StepPoint, ...]
     row_tokens: int
-    """Tokens of each transfer of those beside steps."""
+    """Tokens of each transfer that runs beside steps."""
     host_bytes: int
     gpu_bytes: int
     file_bytes: int
     reads: tuple[tuple[int, int], ...]
-    """(bytes of a read, reads at a time)."""
+    """(bytes of a read, concurrent reads)."""
     layers: measure.Sweep
 
 
@@ -66,12 +66,12 @@ TINY = TransferSweep(
 
 
 def layout_of(shape: measure.LayerShape) -> copies.KvLayout:
-    """The KV cache of one GPU that has this shape."""
+    """Return the KV cache of one GPU that has this shape."""
     return copies.KvLayout(shape.layers, shape.kv_heads, shape.head_dim)
 
 
 def rounded(value: Any) -> Any:  # noqa: ANN401 - anything of JSON
-    """The same with five digits of every number."""
+    """Return the value with five digits of every number."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
@@ -79,12 +79,12 @@ def rounded(value: Any) -> Any:  # noqa: ANN401 - anything of JSON
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-# Parts, and the lists of each in what is written.
+# Parts, and the lists of each in the output.
 PARTS = {"transfers": ("transfers", "fits"), "contention": ("traffic", "contention"), "files": ("files",)}
 
 
 class TransferBench(measure.KernelBench):
-    """Measures transfers until its deadline, and keeps what it found."""
+    """Measures transfers until its deadline, and keeps the results."""
 
     def __init__(self, device: str, sweep: TransferSweep, out: Path, deadline: float) -> None:
         super().__init__(device, sweep.layers, out, deadline)
@@ -97,7 +97,7 @@ class TransferBench(measure.KernelBench):
         }  # fmt: skip
 
     def keep(self, parts: Sequence[str]) -> None:
-        """Take over from the file what belongs to other parts than these."""
+        """Take over from the file the results of parts other than these."""
         if not self.out.exists():
             return
         before = json.loads(self.out.read_text())
@@ -106,7 +106,7 @@ class TransferBench(measure.KernelBench):
             self.found["dates"] |= {part: before["dates"][part]} if part in before["dates"] else {}
 
     def write(self) -> None:
-        """Write what was found so far, rounded."""
+        """Write the results so far, rounded."""
         kept, self.found = self.found, rounded(self.found)
         try:
             super().write()
@@ -115,15 +115,15 @@ class TransferBench(measure.KernelBench):
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
-        """A part that may fail without the others, or is left out when time is up."""
+        """Run a part that may fail without the others, and write the results."""
         try:
             yield
-        except Exception as error:  # the other parts are left
+        except Exception as error:  # the other parts remain
             self.failed(what, error)
         self.write()
 
     def late(self, what: str) -> bool:
-        """Whether time is up, in which case that is written down."""
+        """Return True if time is up, and record the skipped part."""
         if time.monotonic() < self.deadline:
             return False
         self.found["skipped"].append(what)
@@ -131,7 +131,7 @@ class TransferBench(measure.KernelBench):
 
 
 def host_machine() -> dict[str, Any]:
-    """The processor, its memory, and the link to the GPU as the driver tells it."""
+    """Describe the processor, its memory, and the link to the GPU as the driver reports it."""
     kept: dict[str, Any] = {"cpus": os.cpu_count()}
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 try:
     import torch
-except ImportError:  # `main` says what is missing
+except ImportError:  # `main` reports the missing package
     torch = None
 
 if TYPE_CHECKING or __package__:
@@ -25,7 +25,7 @@ DISK_SECONDS = 3.0  # a read of a file ends then
 
 
 def mount_of(folder: Path) -> dict[str, str]:
-    """The device and the kind of file system that a folder is on."""
+    """Return the device and the type of the file system that a folder is on."""
     best = ("", "", "")
     with suppress(OSError):
         for line in Path("/proc/mounts").read_text().splitlines():
@@ -36,7 +36,7 @@ def mount_of(folder: Path) -> dict[str, str]:
 
 
 class FileBench:
-    """A file on a local disk, with as much as there is room for in the host's buffer, read into that and the GPU."""
+    """A file on a local disk, limited to the size of the buffers, read into the host's buffer and the GPU."""
 
     def __init__(self, bench: TransferBench, mover: copies.Mover, folder: Path) -> None:
         self._bench, self._mover = bench, mover

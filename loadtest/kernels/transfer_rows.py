@@ -1,4 +1,4 @@
-"""Steps of a model's layers beside endless transfers: what each loses; see transfers.py."""
+"""Steps of a model's layers beside endless transfers, and the slowdown of both; see transfers.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 try:
     import torch
-except ImportError:  # `main` says what is missing
+except ImportError:  # `main` reports the missing package
     torch = None
 
 if TYPE_CHECKING or __package__:
@@ -21,8 +21,8 @@ else:  # run as a script, from a copy of this folder
     import measure
     from transfer_bench import TransferBench, layout_of
 
-WINDOW_SECONDS = 0.5  # a step is repeated so long beside transfers
-# What runs beside steps: names of traffic, each of one or two endless rows of transfers (load or store, way).
+WINDOW_SECONDS = 0.5  # time for which a step is repeated beside transfers
+# Transfers beside steps: names of traffic, each of one or two endless rows of transfers (load or store, way).
 TRAFFIC: dict[str, tuple[tuple[bool, str], ...]] = {
     "none": (),
     "load whole": ((True, "whole"),),
@@ -40,7 +40,7 @@ TRAFFIC: dict[str, tuple[tuple[bool, str], ...]] = {
 
 
 class Row(threading.Thread):
-    """Endless transfers, one after the other, on a stream of their own; the next is asked for before one ends."""
+    """Endless transfers, one after the other, on a separate stream; the next is submitted before one ends."""
 
     def __init__(self, mover: copies.Mover, submit: copies.Submit, transfer_bytes: int) -> None:
         super().__init__(daemon=True)
@@ -62,16 +62,16 @@ class Row(threading.Thread):
                     under_way.popleft().synchronize()
                     self._ends.append(time.perf_counter())
             self._mover.wait(stream)
-        except Exception as error:  # told by `gb_per_s`
+        except Exception as error:  # raised by `gb_per_s`
             self.error = error
 
     def stop(self) -> None:
-        """End after the transfer under way."""
+        """End after the current transfer."""
         self._stopped.set()
         self.join(20)
 
     def gb_per_s(self, begin: float, end: float) -> float:
-        """The speed between the first end and the last of those in a span of the clock."""
+        """Return the speed between the first and the last end of a transfer in a span of the clock."""
         if self.error is not None:
             raise self.error
         inside = [at for at in self._ends if begin <= at <= end]
@@ -81,7 +81,7 @@ class Row(threading.Thread):
 
 
 def captured(bench: TransferBench, run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as the replay of a CUDA graph; itself without a GPU."""
+    """Return `run` as the replay of a CUDA graph; unchanged without a GPU."""
     for _ in range(2):
         run()
     bench.sync()
@@ -95,7 +95,7 @@ def captured(bench: TransferBench, run: Callable[[], object]) -> Callable[[], ob
 
 
 def step_ms(bench: TransferBench, call: Callable[[], object]) -> tuple[float, float, float]:
-    """Milliseconds of a call, repeated for a while, and the clock before and after."""
+    """Return the milliseconds of a call, repeated for a while, and the clock before and after."""
     start = time.perf_counter()
     bench.lap_ms(call, 1)
     times = max(3, int(WINDOW_SECONDS / max(1e-5, time.perf_counter() - start))) if bench.cuda else 20
@@ -107,7 +107,7 @@ def step_ms(bench: TransferBench, call: Callable[[], object]) -> tuple[float, fl
 def beside(
     bench: TransferBench, mover: copies.Mover, layout: copies.KvLayout, traffic: str, call: Callable[[], object] | None
 ) -> tuple[float | None, list[float]]:
-    """Milliseconds of a call beside some traffic, and the speed of each of its rows in GB/s."""
+    """Return the milliseconds of a call beside some traffic, and the speed of each of its rows in GB/s."""
     tokens, rows = bench.whole.row_tokens, []
     for load, way in TRAFFIC[traffic]:
         submit, _ = mover.submit(way, layout, tokens, load=load)
@@ -133,7 +133,7 @@ def beside(
 
 
 def measure_contention(bench: TransferBench, mover: copies.Mover, shape: measure.LayerShape) -> None:
-    """Steps of a shape alone and beside each traffic, and the traffic alone."""
+    """Measure steps of a shape alone and beside each traffic, and the traffic alone."""
     layout = layout_of(shape)
     names = [name for name, rows in TRAFFIC.items() if rows and all(way in mover.ways for _, way in rows)]
     for traffic in names:
@@ -146,7 +146,7 @@ def measure_contention(bench: TransferBench, mover: copies.Mover, shape: measure
         layers.choose_all()
     for point in bench.whole.steps:
         with bench.part(f"{shape.name} {point.kind}"):
-            run = layers.step(point, layers.sets)  # kept, since the graph uses its tensors
+            run = layers.step(point, layers.sets)  # kept, because the graph uses its tensors
             call = captured(bench, run)
             for traffic in ("none", *names):
                 what = {"shape": shape.name, "step": point.kind, "layers": layers.sets, "traffic": traffic}

@@ -1,13 +1,17 @@
-"""How long KV blocks take between a GPU, its host's memory and a local disk, and what decoding loses meanwhile.
+"""Time of KV blocks between a GPU, its host's memory and a local disk, and the slowdown of decoding by them.
 
     python3 transfers.py --out FILE [--seconds 360] [--shapes NAME,NAME] [--disk DIR] [--device cpu --tiny]
 
-It runs from a copy of this folder, where PyTorch is installed, and better with Triton and a C compiler. One GPU's share
-of a model's KV cache is moved in blocks of 16 tokens whose places are random on both sides: by itself (`transfers`,
-with fits of a floor and a token's time), in an endless row while steps of measure.py's layers run (`contention`), and
-from a file (`files`). A transfer's time is that from the first call to the end of the last copy, on
-the host's clock. Every way is checked to bring the right bytes before it is timed. What fails is written down and left
-out; results are written after every part, and at the deadline at the latest.
+It runs from a copy of this folder on a machine with PyTorch, and better with Triton and a C compiler. One GPU's share
+of a model's KV cache is moved in blocks of 16 tokens at random places on both sides:
+
+- alone (`transfers`, with fits of a floor and a token's time)
+- in an endless row while steps of measure.py's layers run (`contention`)
+- from a file (`files`)
+
+The time of a transfer is that from the first call to the end of the last copy, on the host's clock. Every way is
+checked to bring the right bytes before it is timed. Failures are recorded and left out. Results are written after every
+part, and at the deadline at the latest.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import torch
-except ImportError:  # `main` says what is missing
+except ImportError:  # `main` reports the missing package
     torch = None
 
 if TYPE_CHECKING or __package__:
@@ -39,12 +43,13 @@ else:  # run as a script, from a copy of this folder
     from transfer_files import FileBench
     from transfer_rows import measure_contention
 
-REPEATS, REPEATS_LEAST, POINT_SECONDS = 9, 3, 0.5  # runs of a point, at least so many, and seconds of more than those
+# runs of a point, the minimum, and seconds of runs beyond the minimum
+REPEATS, REPEATS_LEAST, POINT_SECONDS = 9, 3, 0.5
 PAGEABLE_TOKENS_MAX = 16 * K
 
 
 def timed(mover: copies.Mover, submit: copies.Submit) -> dict[str, Any]:
-    """Milliseconds of a transfer, and of its calls alone."""
+    """Return the milliseconds of a transfer, and of its calls alone."""
     stream = mover.stream()
     submit(stream)
     mover.wait()
@@ -61,7 +66,7 @@ def timed(mover: copies.Mover, submit: copies.Submit) -> dict[str, Any]:
 
 
 def measure_way(bench: TransferBench, mover: copies.Mover, shape: measure.LayerShape, way: str, *, load: bool) -> None:
-    """All points of one way in one direction, and their fit."""
+    """Measure all points of one way in one direction, and fit them."""
     layout, what = layout_of(shape), {"shape": shape.name, "load": load, "way": way}
     submit, moved = mover.submit(way, layout, bench.whole.tokens[0], load=load)
     if not mover.copied(moved, submit, load=load):
@@ -79,7 +84,7 @@ def measure_way(bench: TransferBench, mover: copies.Mover, shape: measure.LayerS
 
 
 def fitted(points: Sequence[dict[str, Any]], layout: copies.KvLayout) -> dict[str, float]:
-    """The line through points: milliseconds that a transfer takes at least, and microseconds for each token."""
+    """Fit a line through points: the minimum milliseconds of a transfer, and microseconds for each token."""
     rows, wanted = [(1.0, point["tokens"]) for point in points], [point["ms"] for point in points]
     floor_ms, token_ms = measure.least_squares(rows, wanted)
     if floor_ms < 0:  # longer transfers are slower by the token
@@ -90,7 +95,7 @@ def fitted(points: Sequence[dict[str, Any]], layout: copies.KvLayout) -> dict[st
 
 
 def measure_pageable(bench: TransferBench, mover: copies.Mover, shapes: Sequence[measure.LayerShape]) -> None:
-    """Every shape in both directions, while the host's memory is not pinned."""
+    """Measure every shape in both directions, before the host's memory is pinned."""
     for shape in shapes:
         for load in (True, False):
             with bench.part(f"{shape.name} pageable"):
@@ -98,7 +103,7 @@ def measure_pageable(bench: TransferBench, mover: copies.Mover, shapes: Sequence
 
 
 def measure_transfers(bench: TransferBench, mover: copies.Mover, shapes: Sequence[measure.LayerShape]) -> None:
-    """Every way of every shape in both directions."""
+    """Measure every way of every shape in both directions."""
     for shape in shapes:
         for way in mover.ways:
             for load in (True,) if way == "ordered" else (True, False):
@@ -107,7 +112,7 @@ def measure_transfers(bench: TransferBench, mover: copies.Mover, shapes: Sequenc
 
 
 def measure_all(bench: TransferBench, shapes: Sequence[measure.LayerShape], parts: Sequence[str], disk: Path) -> None:
-    """The parts asked for, one after the other."""
+    """Measure the requested parts, one after the other."""
     torch.manual_seed(1)
     mover = copies.Mover(bench.whole.host_bytes, bench.whole.gpu_bytes, cuda=bench.cuda)
     for shape in shapes:
@@ -139,7 +144,7 @@ def measure_all(bench: TransferBench, shapes: Sequence[measure.LayerShape], part
 
 
 def show(found: dict[str, Any]) -> None:
-    """A short table of what was found."""
+    """Print a short table of the results."""
     print(found["machine"])
     for fit in found["fits"]:
         head = f"{fit['shape']:18} {'load ' if fit['load'] else 'store'} {fit['way']:9}"
@@ -156,7 +161,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 2 if PyTorch or the device is not there."""
+    """Run the command; 2 if PyTorch or the device is missing."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="Times of KV blocks between a GPU, its host and a disk.")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the JSON goes")

@@ -1,7 +1,7 @@
-"""`python -m loadtest transfers FILE`: what moving KV blocks takes, beside computing them and what the router assumes.
+"""`python -m loadtest transfers FILE`: cost of moving KV blocks, beside computing them and the router's assumptions.
 
-FILE is what transfers.py wrote on a machine with a GPU. A replica of several GPUs loads over as many links at a time,
-so one GPU's share is compared with a prefill that all of them compute together.
+FILE is the output of transfers.py on a machine with a GPU. A replica of several GPUs loads over as many links in
+parallel. So one GPU's share is compared with a prefill that all of them compute together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TransferFit(msgspec.Struct):
     most_error: float
 
     def ms(self, tokens: float) -> float:
-        """Milliseconds of so many tokens."""
+        """Return the milliseconds of `tokens` tokens."""
         return self.floor_ms + self.token_us * tokens / 1e3
 
 
@@ -69,7 +69,7 @@ class TransferShape(msgspec.Struct):
 
 
 class TrafficAlone(msgspec.Struct):
-    """Endless transfers with nothing beside them: the speed of each row of them."""
+    """Endless transfers alone, and the speed of each row of them."""
 
     shape: str
     traffic: str
@@ -85,7 +85,7 @@ class StepBeside(TrafficAlone):
 
     @property
     def ratio(self) -> float:
-        """How many times as long the step takes as alone."""
+        """Ratio of the step's time to its time alone."""
         return self.ms / self.alone_ms
 
 
@@ -101,7 +101,7 @@ class FileRead(msgspec.Struct):
 
 
 class TransferFile(msgspec.Struct):
-    """What transfers.py wrote, as far as it is shown here."""
+    """The part of transfers.py's output that is shown here."""
 
     dates: dict[str, str]
     """By part: transfers, contention, files."""
@@ -118,7 +118,7 @@ class TransferFile(msgspec.Struct):
 
 
 def read_transfers(path: Path) -> TransferFile:
-    """What a file has. Raises OSError, and ValueError if transfers.py did not write it."""
+    """Read a file. Raises OSError, and ValueError if transfers.py did not write it."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=TransferFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -129,7 +129,7 @@ def read_transfers(path: Path) -> TransferFile:
 
 
 def show_fits(console: Console, found: TransferFile) -> None:
-    """What each way takes, and which part of the longest transfer its calls are."""
+    """Print the fit of each way, and the share of the calls in the longest transfer."""
     lines = []
     for fit in found.fits:
         points = [p for p in found.transfers if (p.shape, p.load, p.way) == (fit.shape, fit.load, fit.way)]
@@ -145,7 +145,7 @@ def show_fits(console: Console, found: TransferFile) -> None:
 def loads_beside_prefills(
     found: TransferFile, points: Sequence[StepMeasured]
 ) -> Iterator[tuple[str, str, StepMeasured, float]]:
-    """Shape, way, a prefill, and the milliseconds of loading its tokens as vLLM does."""
+    """Yield the shape, the way, a prefill, and the milliseconds of loading its tokens as vLLM does."""
     for name, shape in found.shapes.items():
         fit = next((f for f in found.fits if (f.shape, f.load, f.way) == (name, True, shape.way)), None)
         for point in points:
@@ -154,7 +154,7 @@ def loads_beside_prefills(
 
 
 def show_prefills(console: Console, found: TransferFile, kernels: KernelFile) -> None:
-    """Loading beside computing, and the speed of a link below which computing is quicker."""
+    """Print loading beside computing, and the speed of a link below which computing is quicker."""
     lines = []
     for name, way, point, load_ms in loads_beside_prefills(found, kernels.points):
         link = point.tokens * found.shapes[name].token_bytes / point.ms / 1e6
@@ -166,8 +166,11 @@ def show_prefills(console: Console, found: TransferFile, kernels: KernelFile) ->
 
 
 def even_tokens(found: TransferFile, kernels: KernelFile, floor_ms: float) -> dict[str, float]:
-    """How many tokens of each shape take as long to compute, in a step that goes on anyway, as to load, when an engine
-    needs so many milliseconds more for a load. Computing fewer is quicker."""
+    """Return the number of tokens of each shape for which computing takes as long as loading.
+
+    They are computed in a step that runs anyway, and `floor_ms` is the engine's extra time for a load. Computing fewer
+    tokens is quicker.
+    """
     loads = {(fit.shape, fit.way): fit for fit in found.fits if fit.load}
     even = {}
     for name, shape in found.shapes.items():
@@ -178,7 +181,7 @@ def even_tokens(found: TransferFile, kernels: KernelFile, floor_ms: float) -> di
 
 
 def show_contention(console: Console, found: TransferFile) -> None:
-    """What steps and transfers lose beside each other."""
+    """Print the slowdown of steps and transfers beside each other."""
     alone = {(row.shape, row.traffic): row.gb_per_s for row in found.traffic}
     lines = []
     for row in found.contention:
@@ -192,7 +195,7 @@ def show_contention(console: Console, found: TransferFile) -> None:
 
 
 def show_files(console: Console, found: TransferFile) -> None:
-    """How fast a file was read."""
+    """Print the speeds of reading a file."""
     lines = [
         (file.how, file.file_system, f"{file.read_bytes:,}", str(file.readers), "GPU" if file.to_gpu else "memory",
          f"{file.gb_per_s:.2f}")
@@ -204,7 +207,7 @@ def show_files(console: Console, found: TransferFile) -> None:
 
 
 def show_priors(console: Console, found: TransferFile, kernels: KernelFile) -> None:
-    """What the router and the simulated engine assume, beside what was measured."""
+    """Print the assumptions of the router and the simulated engine, beside the measurements."""
     loads = [f for f in found.fits if f.load and f.shape in found.shapes and f.way == found.shapes[f.shape].way]
     speeds = ", ".join(f"{fit.gb_per_s:.1f} ({fit.shape}, {fit.way})" for fit in loads)
     floors = ", ".join(f"{fit.floor_ms:.2f}" for fit in loads)
@@ -219,7 +222,7 @@ def show_priors(console: Console, found: TransferFile, kernels: KernelFile) -> N
 
 
 def show(console: Console, found: TransferFile, kernels: KernelFile) -> None:
-    """All of it."""
+    """Print all tables."""
     where = found.machine
     dates = ", ".join(f"{part} {date[:10]}" for part, date in found.dates.items())
     console.print(f"{where.gpu or 'a CPU'}, PyTorch {where.torch}, CUDA {where.cuda or '-'}: {dates}")
