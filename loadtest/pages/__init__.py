@@ -1,1 +1,1 @@
-"""Renders documents from what instruments wrote."""
+"""Renders documents from the output of benchmarks."""

@@ -1,14 +1,14 @@
 """`python -m loadtest pages`: the blocks of README.md and docs/ that are rendered and never typed.
 
-A figure that was typed by hand is wrong one release later. So tables of figures come from the JSON that an instrument
-wrote, and tables of settings, metrics, policies and scenarios from the code itself; the test suite fails while a page
-differs from what this renders. A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and BLOCKS says
-on which page. README's short tables are taken from the whole tables of docs/evidence, each time.
+A figure that was typed by hand is wrong one release later. So tables of figures come from the JSON of a benchmark, and
+tables of settings, metrics, policies and scenarios from the code itself. The test suite fails while a page differs from
+the rendered output. A block is between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and BLOCKS has its page. README's
+short tables are always taken from the full tables of docs/evidence.
 
-    python -m loadtest pages                      render all that the code and other pages have
+    python -m loadtest pages                      render all blocks from the code and other pages
     python -m loadtest pages demo.json            render the demo's figures; of several runs their medians
-    python -m loadtest pages --overhead FILE      render the figures of an instrument from its JSON; `--help` has all
-    python -m loadtest pages --check demo.json    exit 1 unless the demo kept what the documents promise
+    python -m loadtest pages --overhead FILE      render the figures of a benchmark from its JSON; `--help` has all
+    python -m loadtest pages --check demo.json    exit 1 unless the demo kept the promises of the documents
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ BLOCKS = {
     "race-claim": README,
     "costs-claim": README,
 }
-"""Block -> the page that holds its markers."""
+"""Block -> the page that has its markers."""
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
@@ -116,7 +116,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rows": rows_table,
     "transfers": transfers_block,
 }
-"""Blocks that the code, or the data beside it, has."""
+"""Blocks rendered from the code or the data beside it."""
 DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "demo-short": ("demo", demo_digest),
     "costs-short": ("overhead", costs_digest),
@@ -125,7 +125,7 @@ DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "race-claim": ("race", race_claim),
     "costs-claim": ("overhead", costs_claim),
 }
-"""Short block -> the whole one, and the function that makes the short one of the whole one's page."""
+"""Short block -> the full one, and the function that makes the short one from the full one's page."""
 FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
@@ -149,7 +149,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "http": ("agree --peers --table", {"http": http_block}),
     "ladder": ("simulate --ladder", {"ladder": ladder_block}),
 }
-"""Flag -> the instrument whose JSON it takes, and the blocks that are made of that."""
+"""Flag -> the benchmark that writes its JSON, and the blocks that are made of that."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,7 +200,7 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Blocks with their new bodies."""
+    """Yield the selected blocks with their new bodies."""
     files = {name: file for name in FIGURES if (file := getattr(options, name))}
     if options.tables or not (options.demo or files):
         yield from ((name, render()) for name, render in TABLES.items())
@@ -212,14 +212,14 @@ def _asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 class Pages:
-    """Texts of the pages in a folder; nothing is written before all blocks are rendered."""
+    """Texts of the pages in a folder; all blocks are rendered before anything is written."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._texts: dict[str, str] = {}
 
     def text(self, page: str) -> str:
-        """The page with all blocks that were put into it. Raises OSError."""
+        """Return the page with all replaced blocks. Raises OSError."""
         if page not in self._texts:
             self._texts[page] = (self._root / page).read_text(encoding="utf-8")
         return self._texts[page]
@@ -230,13 +230,13 @@ class Pages:
         self._texts[page] = with_block(self.text(page), name, body)
 
     def put_digests(self) -> None:
-        """Take short blocks from the pages that have the whole ones; without README there are none."""
+        """Render the short blocks from the pages with the full ones; without README, do nothing."""
         if (self._root / README).exists():
             for name, (whole, digest) in DIGESTS.items():
                 self.put(name, digest(self.text(BLOCKS[whole])))
 
     def write(self) -> None:
-        """Write every page that was touched. Raises OSError."""
+        """Write every page that was read or changed. Raises OSError."""
         for page, text in self._texts.items():
             (self._root / page).write_text(text, encoding="utf-8")
 

@@ -11,7 +11,7 @@ SHOWN = 10  # samples of the table, evenly by requests
 
 
 def curve_block(document: dict[str, Any]) -> str:
-    """The curve, and the growth of its second half. Raises PageError."""
+    """Return the curve, and the growth of its second half. Raises PageError."""
     rows = rows_of(document)
     samples = [row for row in rows if row.rss_mb is not None and row.requests is not None]
     judged = [row for row in rows if row.ok is not None]

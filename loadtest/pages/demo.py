@@ -1,7 +1,7 @@
-"""What the demo measured, and whether it kept what the documents promise of it.
+"""The demo's figures, and a check of the promises that the documents make about them.
 
-The figures of several runs are medians: how often round robin meets a cache by chance differs by a third from one run
-to the next.
+The figures of several runs are medians: round robin meets a cache by chance, and its rate differs by a third from run
+to run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGENT_TTFT_RATIO_MAX = 0.5  # warm over round robin, p90 time to first token
 
 
 def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
-    """One row a workload and policy, each figure the median of the runs. Raises PageError where rows differ."""
+    """Return one row per workload and policy, each figure the median of the runs. Raises PageError if rows differ."""
     runs = [rows_of(document) for document in documents]
     if len({tuple((row.workload, row.policy, row.requests) for row in run) for run in runs}) != 1:
         raise PageError("these are not runs of the same demo")
@@ -40,7 +40,7 @@ def median_rows(documents: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def demo_block(documents: Sequence[dict[str, Any]]) -> str:
-    """The demo's table, with date, machine, command and fixed parameters. Raises PageError, TraceError."""
+    """Return the demo's table, with date, machine, command and fixed parameters. Raises PageError, TraceError."""
     rows, document = median_rows(documents), documents[-1]
     sizes = {workload.replay.workload: workload.replay.requests_max for workload in WORKLOADS}
     for row in rows:
@@ -74,9 +74,9 @@ def _runs(count: int) -> str:
 
 
 def ceiling(workload: DemoWorkload) -> float:
-    """Prompt tokens that one cache without a limit would find, in whole blocks of the trace, as part of all.
+    """Return the share of prompt tokens that one unlimited cache would find, in whole blocks of the trace.
 
-    Only for workloads that arrive by the clock: what others send depends on how fast they are answered.
+    Only for workloads that arrive by the clock: the requests of others depend on the speed of the answers.
     """
     trace = shipped_trace(workload.trace, workload.replay.requests_max)
     seen: set[tuple[str, int]] = set()
@@ -90,8 +90,10 @@ def ceiling(workload: DemoWorkload) -> float:
 
 
 def broken_promises(documents: Sequence[dict[str, Any]]) -> list[str]:
-    """What the documents promise of the demo and the medians of these runs did not show, a line each. Raises
-    PageError."""
+    """Return the documents' promises on the demo that the medians of these runs did not keep, a line each.
+
+    Raises PageError.
+    """
     rows = {(row.workload, row.policy): row for row in median_rows(documents)}
     unwell = [row for row in rows.values() if row.errors or row.rejected]
     failed = [f"{row.workload}, {row.policy}: {row.errors} errors, {row.rejected} rejected" for row in unwell]
@@ -114,5 +116,5 @@ def broken_promises(documents: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _ratio(after: float, before: float | None) -> float:
-    """To six digits, as the JSON has its figures; huge where there was nothing before."""
+    """Return the ratio to six digits, as in the JSON; it is very large if `before` is 0 or missing."""
     return round(after / max(before or 0.0, 1e-9), 6)

@@ -1,4 +1,4 @@
-"""Short tables and single figures, taken from the whole tables in docs/evidence, so that no figure is typed twice."""
+"""Short tables and single figures, taken from the full tables in docs/evidence, so that no figure is typed twice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from loadtest.pages.markdown import PageError, block_of, cells_of, table
 
 WORKLOADS = ("agent", "conversation")
 COSTS = {"short": "a short request", "long": "a request of 200 KB", "stream300": "an event, 300 streams"}
-"""Cases of `loadtest overhead` -> what one unit of their work is."""
+"""Cases of `loadtest overhead` -> one unit of their work."""
 
 
 def demo_digest(page: str) -> str:
-    """Both kinds of traffic with and without us, and by how much, from the demo's page. Raises PageError."""
+    """Return both kinds of traffic with and without warmroute, and the ratios, from its page. Raises PageError."""
     whole = block_of(page, "demo")
     head, *rows = cells_of(whole)
     columns = _columns(head, ("workload", "policy", "token hits", "TTFT p50", "TTFT p90"))
@@ -24,7 +24,7 @@ def demo_digest(page: str) -> str:
 
 
 def costs_digest(page: str) -> str:
-    """Microseconds of CPU, a router a row and a case a column, from the text of the page of costs. Raises PageError."""
+    """Return microseconds of CPU, a row per router and a column per case, from the page of costs. Raises PageError."""
     whole = block_of(page, "overhead")
     head, *rows = cells_of(whole)
     case, router, cpu = _columns(head, ("case", "router", "CPU, µs"))
@@ -37,7 +37,7 @@ def costs_digest(page: str) -> str:
 
 
 def race_digest(page: str) -> str:
-    """Every rule's mean p90 time to first token, from the text of the page of placement. Raises PageError."""
+    """Return every rule's mean p90 time to first token, from the text of the page of placement. Raises PageError."""
     whole = block_of(page, "race")
     head, *rows = cells_of(whole)
     columns = _columns(head, ("policy", "mean p90 TTFT", "warm = 1", "requests in time"))
@@ -45,7 +45,7 @@ def race_digest(page: str) -> str:
 
 
 def demo_claim(page: str) -> str:
-    """README's sentence on the demo: token hits and p90 time to first token on agents. Raises PageError."""
+    """Return README's sentence on the demo: token hits and p90 time to first token on agents. Raises PageError."""
     head, *rows = cells_of(block_of(page, "demo"))
     workload, policy, hits, ttft = _columns(head, ("workload", "policy", "token hits", "TTFT p90"))
     found = {row[policy]: row for row in rows if row[workload] == WORKLOADS[0]}
@@ -57,7 +57,7 @@ def demo_claim(page: str) -> str:
 
 
 def race_claim(page: str) -> str:
-    """README's sentence on the race: our mean p90 time to first token, and the best other rule's. Raises PageError."""
+    """Return README's sentence on the race: mean p90 TTFT of warm and of the best other rule. Raises PageError."""
     head, *rows = cells_of(block_of(page, "race"))
     policy, ttft = _columns(head, ("policy", "mean p90 TTFT"))
     ours, best = rows[0], rows[1]
@@ -70,7 +70,10 @@ def race_claim(page: str) -> str:
 
 
 def costs_claim(page: str) -> str:
-    """README's sentence on costs: CPU for a short request, and that of the cheapest other router. Raises PageError."""
+    """Return README's sentence on costs: CPU for a short request, of warmroute and the cheapest other LLM router.
+
+    Raises PageError.
+    """
     head, *rows = cells_of(block_of(page, "overhead"))
     case, router, cpu = _columns(head, ("case", "router", "CPU, µs"))
     short = {row[router]: row[cpu] for row in rows if row[case] == "short"}
@@ -83,7 +86,7 @@ def costs_claim(page: str) -> str:
 
 
 def _measured(whole: str) -> str:
-    """The paragraph that says when, with which command and on which machine."""
+    """Return the paragraph with the date, the command and the machine."""
     return whole.partition("\n\n")[0] + "\n\n"
 
 

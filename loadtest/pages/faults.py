@@ -1,4 +1,4 @@
-"""What becomes of requests when things go wrong: the table of `loadtest faults`."""
+"""Outcome of requests under faults: the table of `loadtest faults`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND = "python -m loadtest faults --json faults.json"
 
 
 def faults_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest faults`: what was promised, and what each router did. Raises PageError."""
+    """Return the table of `loadtest faults`: the promises, and the result of each router. Raises PageError."""
     by_router = by_case(rows_of(document))
     if set(map(str, GOALS)) - {goal for goal, _ in by_router.get(OURS, {})}:
         raise PageError("not the JSON of a whole run of faults: some of its goals are missing")

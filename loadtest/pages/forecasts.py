@@ -1,4 +1,4 @@
-"""Forecasts of when prompts are asked for again, on their page of evidence."""
+"""Forecasts of the next use of prompts, on their page of evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMMAND = "python -m loadtest forecasts --json forecasts.json"
 
 
 def forecasts_block(document: dict[str, Any]) -> str:
-    """The tables of `loadtest forecasts`, one for each recording. Raises PageError."""
+    """Return the tables of `loadtest forecasts`, one for each recording. Raises PageError."""
     rows = [row for row in rows_of(document) if row.workload in RECORDINGS and row.case and row.got is not None]
     said = [f"Computed on {document['date'][:10]} with `{COMMAND}` on {where(document)}. Losses are in nats."]
     for name in RECORDINGS:

@@ -1,4 +1,4 @@
-"""What a request costs the router's core as the fleet grows, on the page of overheads."""
+"""CPU cost of a request in the router's core by fleet size, on the page of overheads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = {
 
 
 def growth_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest cost --replicas`: figures in milliseconds of CPU, each with its goal. Raises PageError."""
+    """Return the table of `loadtest cost --replicas`: milliseconds of CPU, each with its goal. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in CASES]
     found: dict[int, dict[str, Row]] = {}
     for row in rows:
@@ -41,7 +41,7 @@ def growth_block(document: dict[str, Any]) -> str:
 
 
 def _cell(row: Row) -> str:
-    """What was found, and the goal; bold where it was missed."""
+    """Return the result and the goal; bold if it was missed."""
     if row.got is None or row.expected is None:
         raise PageError(f"{row.case} has no figure")
     digits = ",.0f" if row.expected >= 100 else ".2f"

@@ -12,8 +12,10 @@ CONTAINERS = {"router": "router/", "router.core": "router/core/", "loadtest": "l
 
 
 def layers(pyproject_text: str) -> str:
-    """Return a table for each container: its layers from the top down, with their packages. Raises PageError if
-    pyproject.toml has no contract for a container."""
+    """Return a table for each container: its layers from the top down, with their packages.
+
+    Raises PageError if pyproject.toml has no contract for a container.
+    """
     contracts = tomllib.loads(pyproject_text).get("tool", {}).get("importlinter", {}).get("contracts", [])
     return "\n\n".join(_layers_of(contracts, container, title) for container, title in CONTAINERS.items())
 

@@ -1,4 +1,4 @@
-"""Rows of workloads on linked replicas, on their pages of evidence: pulls, and prefill apart from decode."""
+"""Rows of workloads on linked replicas, on their pages of evidence: P2P KV transfer, and disaggregated prefill."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MORE = " --requests {requests} --seed {seeds}"
 
 
 def pulls_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest simulate --pulls`. Raises PageError."""
+    """Return the table of `loadtest simulate --pulls`. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in pulls.LINKS and row.policy in pulls.ROWS]
     return _block(document, "pulls", rows, pulls.HEADS, pulls.lines(rows))
 
 
 def split_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest simulate --split`. Raises PageError."""
+    """Return the table of `loadtest simulate --split`. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in pulls.LINKS and row.policy in split.ROWS]
     return _block(document, "split", rows, split.HEADS, split.lines(rows))
 

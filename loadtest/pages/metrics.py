@@ -19,7 +19,7 @@ from router.telemetry.record import RequestRecord
 
 
 def metrics_table() -> str:
-    """Every metric with its type, its labels and its help text, read from the registry of a router with a replica."""
+    """Return every metric with its type, labels and help text, from the registry of a router with a replica."""
     rows = []
     for family in _exercised_metrics().registry.collect():
         if not family.samples:
@@ -31,7 +31,7 @@ def metrics_table() -> str:
 
 
 def _exercised_metrics() -> Metrics:
-    """Metrics with at least one series each: a replica that reports everything, and a request that failed once."""
+    """Return metrics with at least one series each: a replica with all reports, and a request that failed once."""
     id_ = "http://10.0.0.1:8000"
     router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
     router.replace([Replica(id_, name="serving/vllm-0")])

@@ -1,4 +1,4 @@
-"""What routers cost beside each other: the table of `loadtest overhead` with its goals."""
+"""CPU cost of routers beside each other: the table of `loadtest overhead` with its goals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOAL_HEADS = ("case", "goal", "at most", "got", "")
 
 
 def overhead_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises PageError."""
+    """Return the table of `loadtest overhead`, with date, machine, versions, command and goals. Raises PageError."""
     rows = rows_of(document)
     figures = measured(rows)
     expected, there = {*CASES, *chain.from_iterable(EXTRAS.values())}, {row.workload for row in rows}
@@ -44,7 +44,7 @@ def overhead_block(document: dict[str, Any]) -> str:
 
 
 def shared_block(document: dict[str, Any]) -> str:
-    """The rows of `loadtest overhead --cases sharing`, for the page of routers that share. Raises PageError."""
+    """Return the rows of `loadtest overhead --cases sharing`, for the page of routers that share. Raises PageError."""
     rows = [row for row in rows_of(document) if row.workload in SHARING]
     if [row.workload for row in rows] != list(SHARING):
         raise PageError("not the JSON of `loadtest overhead --cases sharing`")

@@ -9,7 +9,7 @@ from router.core.placement.policies import POLICIES
 
 
 def policies_table() -> str:
-    """Every policy with the first sentence of its module."""
+    """Return every policy with the first sentence of its module."""
     rows = []
     for name, policy in POLICIES.items():
         text = inspect.getdoc(inspect.getmodule(policy)) or ""

@@ -1,8 +1,8 @@
 """Tables of docs/reference/promises.md, rendered from markers in the tests.
 
-`@pytest.mark.promise("A sentence.", "section")` on a test, a class of tests, or as `pytestmark` of a whole file.
-`@pytest.mark.finding("2026-11-28/4")` likewise, for findings that FINDINGS of the tests' folder describes.
-The sources are parsed and not imported: suites that need an engine, a browser or a cluster are then part of the page.
+`@pytest.mark.promise("A sentence.", "section")` marks a test, a class of tests, or as `pytestmark` a whole file.
+`@pytest.mark.finding("2026-11-28/4")` does the same for findings that FINDINGS of the tests' folder describes. The
+sources are parsed and not imported, so that the page includes suites that need an engine, a browser or a cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A marker `name(*words)` and the test that bears it, as pytest names it."""
+    """A marker `name(*words)` and its test, as pytest names it."""
 
     name: str
     words: tuple[str, ...]
@@ -52,7 +52,7 @@ class Promise:
 
 
 def marks(folder: Path, names: Sequence[str]) -> Iterator[Mark]:
-    """Markers of these names in all files `test_*.py` of a folder. Raises PageError."""
+    """Yield the markers of these names in all files `test_*.py` of a folder. Raises PageError."""
     for file in sorted(folder.rglob("test_*.py")):
         text = file.read_text(encoding="utf-8")
         if any(f"mark.{name}(" in text for name in names):
@@ -61,7 +61,7 @@ def marks(folder: Path, names: Sequence[str]) -> Iterator[Mark]:
 
 
 def _marks_of(tree: ast.Module, path: str, names: Sequence[str]) -> Iterator[Mark]:
-    """Markers of one file. Raises PageError if one is at a place where pytest collects no test."""
+    """Yield the markers of one file. Raises PageError if one is at a place at which pytest collects no test."""
     taken: set[int] = set()
     for statement in tree.body:
         for test, expression in _places(statement, path):
@@ -75,7 +75,7 @@ def _marks_of(tree: ast.Module, path: str, names: Sequence[str]) -> Iterator[Mar
 
 
 def _places(statement: ast.stmt, path: str) -> Iterator[tuple[str, ast.expr]]:
-    """(test, expression that may hold its markers) for a statement of a file."""
+    """Yield (test, expression that may contain its markers) for a statement of a file."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.startswith("test_"):
             yield from ((f"{path}::{name}", each) for each in statement.decorator_list)
@@ -90,7 +90,7 @@ def _places(statement: ast.stmt, path: str) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _name_of(call: ast.Call) -> str:
-    """Name of the marker that a call makes; empty for other calls."""
+    """Return the name of the marker that a call makes; empty for other calls."""
     match call.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id="pytest"), attr="mark"), attr=name):
             return name
@@ -108,7 +108,7 @@ def _words_of(call: ast.Call, path: str) -> tuple[str, ...]:
 
 
 def promises(folder: Path) -> list[Promise]:
-    """All promises, in the order of sections, then of their sentences. Raises PageError."""
+    """Return all promises, in the order of sections, then of their sentences. Raises PageError."""
     found: dict[str, Promise] = {}
     for mark in marks(folder, ["promise"]):
         if len(mark.words) != 2 or mark.words[1] not in SECTIONS:
@@ -125,7 +125,7 @@ def promises(folder: Path) -> list[Promise]:
 
 
 def promises_block(folder: Path) -> str:
-    """A table for each section. Raises PageError."""
+    """Return a table for each section. Raises PageError."""
     sections: defaultdict[str, list[Promise]] = defaultdict(list)
     for promise in promises(folder):
         sections[promise.section].append(promise)
@@ -136,12 +136,12 @@ def promises_block(folder: Path) -> str:
 
 
 def _linked(tests: Sequence[str]) -> str:
-    """Tests as links, each with the name of its function, class or file."""
+    """Return tests as links, each with the name of its function, class or file."""
     return ", ".join(f"[`{_short(test)}`](../../{test.partition('::')[0]})" for test in tests)
 
 
 def _short(test: str) -> str:
-    """Name of a function or class; the path of a whole file."""
+    """Return the name of a function or class, or the path of a whole file."""
     path, _, name = test.partition("::")
     return name or path
 
@@ -150,7 +150,7 @@ def _short(test: str) -> str:
 
 
 def findings(folder: Path) -> dict[str, str]:
-    """Number (`review/finding`) -> one sentence, as the folder's FINDINGS has them. Raises PageError."""
+    """Return number (`review/finding`) -> one sentence, from the folder's FINDINGS. Raises PageError."""
     try:
         reviews = tomllib.loads((folder / FINDINGS).read_text(encoding="utf-8"))
         return {f"{review}/{n}": str(words) for review, found in reviews.items() for n, words in found.items()}
@@ -159,7 +159,7 @@ def findings(folder: Path) -> dict[str, str]:
 
 
 def tests_of_findings(folder: Path, known: Mapping[str, str]) -> dict[str, list[str]]:
-    """Number -> tests that bear it, none for a finding without a test. Raises PageError for an unknown number."""
+    """Return number -> its tests, none for a finding without a test. Raises PageError for an unknown number."""
     tests: dict[str, list[str]] = {number: [] for number in known}
     for mark in marks(folder, ["finding"]):
         for number in mark.words:
@@ -170,7 +170,7 @@ def tests_of_findings(folder: Path, known: Mapping[str, str]) -> dict[str, list[
 
 
 def findings_block(folder: Path) -> str:
-    """A table of all findings. Raises PageError."""
+    """Return a table of all findings. Raises PageError."""
     known = findings(folder)
     tests = tests_of_findings(folder, known)
     rows = [(number, words, _linked(tests[number]) or "no test yet") for number, words in known.items()]

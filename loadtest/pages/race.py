@@ -1,8 +1,8 @@
-"""Who places best, on the pages: what the race and the race of real routers came to.
+"""Results of the race and of the race of real routers, on the pages.
 
-docs/evidence/placement.md has the standings over everything, docs/evidence/race.md every cell and every claim that does
-not hold. The command that is shown is made from the rows, not from how they were run: a race may be run in parts that
-are put together, and its figures are the same however it was.
+docs/evidence/placement.md has the standings over everything. docs/evidence/race.md has every cell and every claim that
+does not hold. The shown command is made from the rows, not from the actual command lines. A race may be run in parts
+that are merged, and its figures are the same in both cases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OTHER_CLUSTER = (
 
 
 def rows_table() -> str:
-    """Every row of the race with its source and defaults."""
+    """Return every row of the race with its source and defaults."""
     return table(("row", "source, version and defaults"), ((f"`{name}`", str(row)) for name, row in ROWS.items()))
 
 
@@ -46,7 +46,7 @@ SCENARIO_HEADS = ("scenario", "what", "replicas", "requests", "load `at`", "TTFT
 
 
 def scenarios_table() -> str:
-    """Every scenario that claims are made on, in its own words, with its figures at `at` for the first such seed."""
+    """Return every scenario that claims are made on, with its text and its figures at `at` for the first such seed."""
     return table(SCENARIO_HEADS, [_scenario_cells(name, make) for name, make in SCENARIOS.items()])
 
 
@@ -63,7 +63,10 @@ def _scenario_cells(name: str, make: Make) -> tuple[str, ...]:
 
 
 def race_block(document: dict[str, Any]) -> str:
-    """The page of placement: the standings, how many claims hold and where each is worst. Raises PageError."""
+    """Return the block of placement: the standings, the number of claims that hold, and the worst cell of each.
+
+    Raises PageError.
+    """
     rows = _raced(document)
     judged = [row for row in rows if row.goal is not None]
     return "\n".join(
@@ -80,7 +83,7 @@ def race_block(document: dict[str, Any]) -> str:
 
 
 def cells_block(document: dict[str, Any]) -> str:
-    """The page of the race: a table a load, what was missed, and bounds that are none. Raises PageError."""
+    """Return the block of the race: a table per load, missed goals, and bounds that were beaten. Raises PageError."""
     rows = _raced(document)
     judged = [row for row in rows if row.goal is not None]
     said = [*tables.verdict_lines(judged), *beaten_bounds(rows)]
@@ -98,7 +101,7 @@ def cells_block(document: dict[str, Any]) -> str:
 
 
 def write_pictures(document: dict[str, Any], folder: Path) -> None:
-    """PICTURES. Raises PageError, OSError."""
+    """Write PICTURES. Raises PageError, OSError."""
     rows = [row for row in _raced(document) if row.seeds is not None and row.goal is None and row.case is None]
     for name, workloads in PICTURES.items():
         shown = [row for row in rows if row.workload in workloads]
@@ -109,7 +112,10 @@ AGREE_HEADS = ("workload", "router", "policy", "token hits", "TTFT p90", "goal",
 
 
 def agree_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree`: each slice over HTTP and simulated, and how far apart. Raises PageError."""
+    """Return the table of `loadtest agree`: each slice over HTTP and simulated, and their differences.
+
+    Raises PageError.
+    """
     rows = rows_of(document)
     by_case = {(row.workload, row.router, row.policy, row.case): row for row in rows if row.goal is None}
     judged = [row for row in rows if row.case == "agreement"]
@@ -133,7 +139,7 @@ def agree_block(document: dict[str, Any]) -> str:
 
 
 def peers_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree --peers`. Raises PageError."""
+    """Return the table of `loadtest agree --peers`. Raises PageError."""
     rows = rows_of(document)
     if not {row.policy for row in rows if row.router == OURS} >= {WARM} or not any(row.router != OURS for row in rows):
         raise PageError("not the JSON of a race of peers: rows of warmroute and of others are needed")
@@ -145,7 +151,7 @@ def peers_block(document: dict[str, Any]) -> str:
 
 
 def http_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest agree --peers --table`, and what was judged. Raises PageError."""
+    """Return the table of `loadtest agree --peers --table`, and the verdicts. Raises PageError."""
     rows = rows_of(document)
     if not (said := verdict_lines(rows)):
         raise PageError("not the JSON of a race on scenarios over HTTP: nothing was judged")
@@ -154,7 +160,7 @@ def http_block(document: dict[str, Any]) -> str:
 
 
 def ladder_block(document: dict[str, Any]) -> str:
-    """llm-d's ladder beside what was published, a table for each variant. Raises PageError."""
+    """Return llm-d's ladder beside the published figures, a table for each variant. Raises PageError."""
     rows = [row for row in rows_of(document) if row.goal is None]
     found = {(row.workload, row.policy, row.case) for row in rows}
     if found != set(product((ladder.PUBLISHED, ladder.HONEST), ladder.CONTENDERS, map(ladder.case_of, ladder.RATES))):
@@ -169,7 +175,7 @@ def ladder_block(document: dict[str, Any]) -> str:
 
 def _measured(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
-    words = shlex.split(document["command"])  # whoever runs it again has other folders
+    words = shlex.split(document["command"])  # a user who repeats the run has other folders
     command = shlex.join(Path(word).name if word.startswith("/") else word for word in words)
     return [f"Measured on {document['date'][:10]} with `{command}` on {where(document)}; {versions}."]
 
@@ -198,7 +204,7 @@ def _simulated_with(document: dict[str, Any], command: str) -> str:
 
 
 def _command(rows: Sequence[Row]) -> str:
-    """What makes these rows; names that are all there are go without saying."""
+    """Return the command that makes these rows; a flag with all known names is left out."""
     words = ["simulate", "--race", "--seeds", *_seeds(sorted({row.seed for row in rows if row.seed is not None}))]
     workloads, loads = (tables.names_in(getattr(row, name) for row in rows) for name in ("workload", "load_name"))
     for flag, known, found in (

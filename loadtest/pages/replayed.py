@@ -13,7 +13,7 @@ RATE = "output_tokens_per_s"
 
 
 def replayed_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest routers`, and what was judged of it. Raises PageError."""
+    """Return the table of `loadtest routers`, and its judged goals. Raises PageError."""
     rows = rows_of(document)
     measured = [row for row in rows if row.policy in WAYS and row.goal is None]
     judged = [row for row in rows if row.goal is not None]

@@ -12,8 +12,10 @@ from router.settings import schema as settings
 
 
 def settings_table() -> str:
-    """Every setting with its default, as YAML writes it, and its docstring: a heading and a table for each section, and
-    an anchor for each key, which is its name."""
+    """Return every setting with its default in YAML and its docstring.
+
+    Each section has a heading and a table. Each key has an anchor, which is its name.
+    """
     defaults, texts = settings.Settings(), _setting_texts()
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for key in settings.field_keys():
@@ -27,7 +29,7 @@ def settings_table() -> str:
 
 
 def _setting_texts() -> dict[str, str]:
-    """Dotted key -> the docstring under the field, which only the source has."""
+    """Return dotted key -> the docstring under the field, which only the source has."""
     by_class: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(settings)).body:
         if isinstance(node, ast.ClassDef):

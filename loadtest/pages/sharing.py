@@ -1,4 +1,4 @@
-"""Several routers, on the page of evidence for them: what sharing costs, and how near they come to one router."""
+"""Several routers on their page of evidence: the cost of sharing, and the comparison with one router."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEVERAL_COMMAND = "python -m loadtest simulate --several{only} --seed {seeds} --
 
 
 def cost_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest cost --sharing`. Raises PageError."""
+    """Return the table of `loadtest cost --sharing`. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in Figures.__slots__]
     if not rows:
         raise PageError("not the JSON of `loadtest cost --sharing`")
@@ -40,7 +40,7 @@ def cost_block(document: dict[str, Any]) -> str:
 
 
 def several_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest simulate --several`. Raises PageError."""
+    """Return the table of `loadtest simulate --several`. Raises PageError."""
     rows = rows_of(document)
     lines = several.lines(rows)
     if not lines:

@@ -1,4 +1,4 @@
-"""What size of machine a router needs: the table of `loadtest sizing` and the rule that follows from it."""
+"""Size of machine that a router needs: the table of `loadtest sizing` and the rule that follows from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMORY_COMMAND = "python -m loadtest cost --memory --json memory.json"
 
 
 def sizing_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest sizing`, and the rule that follows from it. Raises PageError."""
+    """Return the table of `loadtest sizing`, and the rule that follows from it. Raises PageError."""
     rows = rows_of(document)
     try:
         rules = rule_lines(rows)
@@ -33,7 +33,7 @@ def sizing_block(document: dict[str, Any]) -> str:
 
 
 def memory_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest cost --memory`. Raises PageError."""
+    """Return the table of `loadtest cost --memory`. Raises PageError."""
     rows = {row.case: row.got for row in rows_of(document)}
     if missing := WORDS.keys() - rows.keys():
         raise PageError(f"not the rows of a whole run: {min(missing)} is missing")

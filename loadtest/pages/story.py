@@ -1,4 +1,4 @@
-"""What a changed prompt costs, and what mending it brings: the table of `loadtest story --mend`."""
+"""Cost of a changed prompt and benefit of the fix: the table of `python -m loadtest story --mend`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORY_TEXTS = {
 
 
 def story_block(document: dict[str, Any]) -> str:
-    """What `loadtest story --mend` measured, phase by phase. Raises PageError."""
+    """Return the results of `loadtest story --mend`, phase by phase. Raises PageError."""
     rows = {row.workload: row for row in rows_of(document)}
     if rows.keys() != STORY_TEXTS.keys():
         raise PageError("not the JSON of a whole story: run it with --mend")

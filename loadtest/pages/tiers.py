@@ -1,4 +1,4 @@
-"""Prices of a load from a tier, on their page of evidence."""
+"""Costs of a load from a tier, on their page of evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMAND = "python -m loadtest simulate --tiers {links} --replicas {replicas} --l
 
 
 def tiers_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest simulate --tiers`. Raises PageError."""
+    """Return the table of `loadtest simulate --tiers`. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in tiers.LINKS]
     lines = tiers.lines(rows)
     if not lines:

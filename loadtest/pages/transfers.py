@@ -1,4 +1,4 @@
-"""What moving KV blocks takes on a real GPU, on the page of tiers."""
+"""Time of moving KV blocks on a real GPU, on the page of tiers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAFFIC = (
 
 
 def transfers_block() -> str:
-    """The tables of `loadtest transfers` on what is kept of an H100. Raises PageError."""
+    """Return the tables of `loadtest transfers` on the stored results of an H100. Raises PageError."""
     try:
         found, kernels = read_transfers(TRANSFERS), read_file(KERNELS)
     except ValueError as error:
@@ -44,7 +44,7 @@ def transfers_block() -> str:
 
 
 def ways_table(found: TransferFile) -> str:
-    """Speeds of every way, and how long the calls of a load take."""
+    """Return the speeds of every way, and the time of the calls of a load."""
     heads, fits = ["way"], {(fit.shape, fit.way, fit.load): fit for fit in found.fits}
     for name, shape in found.shapes.items():
         what = f"{name}, {shape.piece_bytes >> 10} KiB"
@@ -64,12 +64,12 @@ def ways_table(found: TransferFile) -> str:
 
 
 def speed(fit: TransferFit | None) -> str:
-    """GB/s of a fit, if there is one."""
+    """Return the GB/s of a fit, or `-` without one."""
     return "-" if fit is None else f"{fit.gb_per_s:.1f}"
 
 
 def prefills_table(found: TransferFile, kernels: KernelFile) -> str:
-    """Loading beside computing."""
+    """Return a table of loading beside computing."""
     rows = []
     for name, way, point, load_ms in loads_beside_prefills(found, kernels.points):
         if point.tokens in PREFILL_TOKENS and point.prior in PREFILL_PRIORS:
@@ -81,14 +81,14 @@ def prefills_table(found: TransferFile, kernels: KernelFile) -> str:
 
 
 def beside_table(found: TransferFile) -> str:
-    """How many times as long a step takes beside transfers, and how fast those are meanwhile."""
+    """Return a table of the slowdown of each step beside transfers, and of their speeds."""
     columns = list(dict.fromkeys((row.shape, row.step) for row in found.contention))
     rows = [[traffic, *cells_beside(found, traffic, columns)] for traffic in TRAFFIC]
     return table(["transfers", *(f"{shape}, {step}" for shape, step in columns)], rows)
 
 
 def cells_beside(found: TransferFile, traffic: str, columns: list[tuple[str, str]]) -> Iterator[str]:
-    """One row of that table."""
+    """Yield the cells of one row of that table."""
     for shape, step in columns:
         of = (r for r in found.contention if (r.shape, r.step, r.traffic) == (shape, step, traffic))
         row = next(of, None)
@@ -97,7 +97,7 @@ def cells_beside(found: TransferFile, traffic: str, columns: list[tuple[str, str
 
 
 def files_table(found: TransferFile) -> str:
-    """How fast a file was read, at best."""
+    """Return the best speed of reading a file in each way."""
     best: dict[tuple[str, str], float] = {}
     for file in found.files:
         key = (file.how, "GPU" if file.to_gpu else "memory")

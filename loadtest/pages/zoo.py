@@ -1,4 +1,4 @@
-"""The tables of engines that the simulated one can resemble: what they are, and what their pages change."""
+"""The tables of engines that the simulated one can resemble: their differences, and the changes of their figures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ COMMAND = "python -m loadtest simulate --zoo --check"
 
 
 def zoo_table() -> str:
-    """Every member with its difference and where that was read."""
+    """Return every member with its difference and the source."""
     rows = ((f"`{member.name}`", member.text, member.source) for member in MEMBERS.values())
     return table(("`--like`", "difference from the dense engine", "read in"), rows)
 
 
 def figures_block(document: dict[str, Any]) -> str:
-    """The table of `loadtest simulate --zoo`. Raises PageError."""
+    """Return the table of `loadtest simulate --zoo`. Raises PageError."""
     rows = [row for row in rows_of(document) if row.case in (*PAIRS, SHARE)]
     there = {(row.workload, row.load_name) for row in rows}
     lacking = [name for name in MEMBERS if any((name, load) not in there for load in LOADS)]
