@@ -1,4 +1,4 @@
-"""python -m loadtest INSTRUMENT ...: each instrument has a module with `main(argv) -> exit status`."""
+"""python -m loadtest INSTRUMENT ...: each benchmark has a module with `main(argv) -> exit status`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from router.settings.hints import nearest
 
-INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line on what it does
+INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line on its purpose
     "agree": ("loadtest.agree.command", "the same slice over HTTP and in the simulation; real routers raced"),
     "cost": ("loadtest.cost.decision", "CPU of an exact decision, and of following KV events"),
     "engine": ("loadtest.engine.command", "simulated replicas with vLLM's HTTP surface and KV events"),
@@ -33,7 +33,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
 
 
 def main(argv: list[str]) -> int:
-    """Run one instrument."""
+    """Run one benchmark."""
     if argv[:1] in (["--help"], ["-h"]):
         print(_usage())
         return 0

@@ -1,1 +1,1 @@
-"""All that measures time or rates, and one table of it: `parts` names the measurements, `command` runs them."""
+"""All measurements of time or rates, and one table of them: `parts` has the measurements, `command` runs them."""

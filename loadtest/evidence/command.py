@@ -1,11 +1,11 @@
-"""`python -m loadtest evidence`: everything that measures time or rates, one after the other, and one table of it.
+"""`python -m loadtest evidence`: all measurements of time or rates, one after the other, and one table of them.
 
-`.ci/run` judges counts and correctness, which no busy machine changes. What depends on the machine is measured here,
-on one that does nothing else, before a change is called done; the table goes into the documents.
+`.ci/run` judges counts and correctness, which do not change on a busy machine. Figures that depend on the machine are
+measured here, on an otherwise idle one, before a change is complete. The table goes into the documents.
 
-Parts are in parts.py. What a part found is kept in DIR with the commit that it is of; a part that was measured
-at this commit is not run again, so that a run that was interrupted goes on. Its rows that are judged are the figures
-of the table; one without any has the word of its last command. DIR/evidence.json has them all.
+Parts are in parts.py. The result of a part is kept in DIR with its commit. A part that was measured at this commit is
+not run again, so that an interrupted run continues. The judged rows of a part are the figures of the table; a part
+without any has the result of its last command. DIR/evidence.json has them all.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Row = dict[str, Any]
 
 
 class EvidenceError(Exception):
-    """A part could not be measured; the message says at which command."""
+    """A part could not be measured; the message names the command."""
 
 
 # One part
 
 
 def run_part(part: Part, folder: Path, console: Console) -> list[Row]:
-    """The judged rows of a part. Raises EvidenceError."""
+    """Return the judged rows of a part. Raises EvidenceError."""
     file = folder / f"{part.name}.json"
     file.unlink(missing_ok=True)
     log = folder / f"{part.name}.log"
@@ -62,7 +62,7 @@ def run_part(part: Part, folder: Path, console: Console) -> list[Row]:
 
 
 def _status(step: Command, words: Sequence[str], log: Path, names: Mapping[str, str]) -> int:
-    """The exit status of a command; what it says is in the log."""
+    """Return the exit status of a command; its output is in the log."""
     environment = os.environ | {key: value.format(**names) for key, value in step.environment.items()}
     with log.open("a") as said:
         said.write(f"== {' '.join(words)}\n")
@@ -72,7 +72,7 @@ def _status(step: Command, words: Sequence[str], log: Path, names: Mapping[str, 
 
 
 def judged(part: Part, file: Path) -> list[Row]:
-    """The rows of a part's file that say whether they are as promised. Raises EvidenceError."""
+    """Return the rows of a part's file that have a verdict. Raises EvidenceError."""
     if not file.exists():
         return []
     try:
@@ -83,11 +83,11 @@ def judged(part: Part, file: Path) -> list[Row]:
         raise EvidenceError(f"{file}: these are no rows: {error}") from error
 
 
-# What is kept of it
+# Stored results
 
 
 def read(folder: Path) -> dict[str, Row]:
-    """What earlier runs found: commit, seconds and rows by part. Empty where there is nothing that can be read."""
+    """Return the results of earlier runs by part: commit, seconds and rows. Empty if they cannot be read."""
     try:
         parts = json.loads((folder / "evidence.json").read_text(encoding="utf-8"))["parts"]
         return {name: dict(found) for name, found in parts.items()}
@@ -96,7 +96,7 @@ def read(folder: Path) -> dict[str, Row]:
 
 
 def write(folder: Path, command: str, found: Mapping[str, Row]) -> None:
-    """All parts in one document; a file that is half written is never seen."""
+    """Write all parts into one document; it is replaced atomically."""
     rows = [{"part": name, **row} for name, part in found.items() for row in part["rows"]]
     document = envelope.document(command, rows, Path(__file__).resolve().parent) | {"parts": dict(found)}
     half = folder / "evidence.json.part"
@@ -104,17 +104,17 @@ def write(folder: Path, command: str, found: Mapping[str, Row]) -> None:
     half.replace(folder / "evidence.json")
 
 
-# What is said of it
+# Report
 
 
 def name_of(row: Row) -> str:
-    """What a row is about."""
+    """Return the subject of a row."""
     words = [row.get(key) for key in ("workload", "load_name", "policy", "case", "goal")]
     return ", ".join(str(word) for word in words if word)
 
 
 def print_table(console: Console, found: Mapping[str, Row]) -> None:
-    """A line a figure, then how many of each part's are as promised, and those that are not."""
+    """Print a line per figure, then the number of kept promises of each part, and the missed ones."""
     heads = ("part", "figure", "expected", "got", "")
     made = drawn(heads, (), "evidence", left={"part", "figure", ""}, no_wrap=False)
     for name, part in found.items():
@@ -138,7 +138,7 @@ def print_table(console: Console, found: Mapping[str, Row]) -> None:
 
 
 def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = PARTS) -> int:
-    """Run what is not there yet, and say all of it."""
+    """Run the parts that are missing, and print all results."""
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     console, commit = Console(stderr=True), envelope.commit(Path(__file__).resolve().parent) or "no commit"
@@ -168,7 +168,7 @@ def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = 
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags, with their defaults."""
+    """Return a parser with all flags and their defaults."""
     made = argparse.ArgumentParser(
         prog="python -m loadtest evidence", description="All that measures time or rates, and one table of it."
     )
@@ -182,8 +182,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when everything was measured, with --check 1 when a figure was missed, 2 when a part could
-    not be measured."""
+    """Run the command and return its exit status.
+
+    It is 0 if everything was measured, with --check 1 if a figure was missed, and 2 if a part could not be measured.
+    """
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     if options.list:

@@ -1,7 +1,7 @@
-"""What `python -m loadtest evidence` runs: each part's commands, and where the figures are that they leave.
+"""Parts of `python -m loadtest evidence`: each part's commands, and the location of their figures.
 
-Words may hold {json}, the file of the part's rows, {folder}, where it is, and {python}. Lengths are of a machine of two
-cores that does nothing else.
+Words may contain {json}, the file of the part's rows, {folder}, its folder, and {python}. Durations are for an
+otherwise idle machine with two cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NGINX = (
     "command -v nginx || [ -x /usr/sbin/nginx ] || (export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; "
     "apt-get update -q && apt-get install -q -y --no-install-recommends nginx-light)"
 )
-"""The yardstick of `overhead`, where it is missing and can be had; RUNLEVEL=1 keeps Debian from starting it."""
+"""Installs the yardstick of `overhead` if it is missing and available; RUNLEVEL=1 keeps Debian from starting it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,26 @@ class Command:
 
     words: tuple[str, ...]
     judges: bool = False
-    """Whether exit status 1 says that something was missed, and not that it could not be measured."""
+    """True if exit status 1 means a missed goal, not a failed measurement."""
     optional: bool = False
-    """Whether the part goes on without it."""
+    """True if the part continues without it."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that is measured."""
+    """One measurement."""
 
     name: str
     minutes: int
     about: str
     steps: tuple[Command, ...]
     lines: bool = False
-    """Whether {json} is not an instrument's document but lines that tests write (tests/support/figures.py)."""
+    """True if {json} has lines that tests write (tests/support/figures.py), not a benchmark's document."""
 
 
 def tests(*words: str, **environment: str) -> Command:
-    """Tests; those that fail are something that was missed."""
+    """Return a command that runs tests; a failed test is a missed goal."""
     return Command((*PYTEST, *words), judges=True, environment=environment)
 
 
@@ -80,7 +80,7 @@ FULL_ENGINES = {
     "WARMROUTE_RESTARTS": "5",
     "WARMROUTE_STEPS_REPEATS": "3",
 }
-"""Likewise for tests with real engines."""
+"""The same for tests with real engines."""
 REPEATED = (
     *(
         "tests/admin/api/test_answers.py",
@@ -99,7 +99,7 @@ REPEATED = (
 DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
 COMPILED = Command(("make", "compiled"), optional=True)
 NATIVE = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ".compiled:."}
-"""Environment of a command that takes the native code of COMPILED, where that could be made."""
+"""Environment of a command that uses the native code of COMPILED, if it could be built."""
 GROWTH = ("cost", "--replicas", "8,64,256,1000", "--runs", "9", "--check")
 
 PARTS = (
@@ -141,7 +141,7 @@ PARTS = (
         5,
         "what the demo promises, medians of three runs",
         (
-            # How often round robin meets a cache by chance differs from one run to the next.
+            # Round robin meets a cache by chance, and its rate differs from run to run.
             *(
                 Command((PYTHON, "-m", "router", "demo", "--exit", "--json", file, "--chart", file + ".svg"))
                 for file in DEMOS

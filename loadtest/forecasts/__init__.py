@@ -1,1 +1,1 @@
-"""How well it is foretold when a prompt is asked for again: forecasts held against the recorded sessions."""
+"""Quality of forecasts of a prompt's next use, compared with the recorded sessions."""

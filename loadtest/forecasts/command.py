@@ -1,10 +1,10 @@
-"""`python -m loadtest forecasts`: how well it is foretold when a prompt is asked for again, on the recorded sessions.
+"""`python -m loadtest forecasts`: quality of forecasts of a prompt's next use, on the recorded sessions.
 
-    forecasts                                  both recordings, each half judged by what the other one taught
+    forecasts                                  both recordings, each half judged by forecasts from the other one
     forecasts --recording mooncake             one of them
     forecasts --json forecasts.json            for `loadtest pages --forecasts`
 
-docs/evidence/forecasts.md says what came of it.
+docs/evidence/forecasts.md has the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadtest.common.traces import TraceError
 from loadtest.forecasts.judging import heads, lines, rows_of_all
 from loadtest.forecasts.recordings import HALVES, RECORDINGS
 
-WIDTH = 180  # width of tables where there is no terminal
+WIDTH = 180  # width of tables without a terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""Forecasts of the time until a prompt is asked for again: survival curves over the buckets of `router.core.learned`.
+"""Forecasts of the time until a prompt's next use: survival curves over the buckets of `router.core.learned`.
 
-A curve has a hazard for each bucket of idle seconds: the chance to be asked for within it, of what was not asked for
-before it. Within a bucket the chance grows as if the hazard were spread evenly over its seconds.
+A curve has a hazard for each bucket of idle seconds: the chance of a next use within the bucket, given that it did not
+come before. Within a bucket the chance grows as if the hazard were spread evenly over its seconds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from loadtest.forecasts.recordings import Answer
 from router.core.learned.reuse import BUCKETS, HORIZON_S, PRIOR, bucket
 
 EDGES_S = (0.0, *(2.0**power for power in range(BUCKETS - 1)), HORIZON_S)
-"""Where buckets begin, and where the last one ends."""
+"""Start of each bucket, and end of the last one."""
 KIND_WEIGHT = 20.0
-"""Observations of its own at which a kind's curve is half its own and half everybody's."""
+"""Number of a kind's observations at which its curve is half its own and half that of all kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Curve:
     hazards: tuple[float, ...]
 
     def within(self, idle_s: float, more_s: float) -> float:
-        """The chance that what has been idle so long is asked for within so many seconds more."""
+        """Return the chance of a next use within `more_s` seconds, given that a prompt was idle for `idle_s`."""
         return 1 - self._lasts(idle_s + more_s) / self._lasts(idle_s)
 
     def _lasts(self, idle_s: float) -> float:
-        """The chance to be idle so long."""
+        """Return the chance to be idle for `idle_s`."""
         lasts = 1.0
         for hazard, (begins_s, ends_s) in zip(self.hazards, pairwise(EDGES_S), strict=True):
             if idle_s <= begins_s:
@@ -41,29 +41,31 @@ class Curve:
 
 
 def of_odds(odds: Sequence[float]) -> Curve:
-    """The curve behind the chances that `ReuseMemory.odds` gives: that something is ever asked for again."""
+    """Return the curve that corresponds to `ReuseMemory.odds`, the chances of any later use."""
     lasts = [1 - chance for chance in odds] + [1.0]
     return Curve(tuple(1 - here / behind for here, behind in pairwise(lasts)))
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Seconds from an answer's end until its prompt was asked for again, or, if it was not, as long as is known."""
+    """Seconds from an answer's end until the prompt's next use, or without one, the length of the observation."""
 
     seconds: float
     again: bool
 
 
 def gap_of(answer: Answer) -> Gap | None:
-    """What is known of an answer; None for nothing."""
+    """Return the gap after an answer; None if its length is unknown."""
     if answer.again_s <= answer.told_s and answer.again_s < inf:
         return Gap(answer.again_s, again=True)
     return Gap(answer.told_s, again=False) if answer.told_s > 0 else None
 
 
 def fitted(gaps: Iterable[Gap], towards: Curve | None = None) -> Curve:
-    """The estimate of Kaplan and Meier (1958) with the prior of `ReuseMemory`; or, `towards` a curve, drawn to it the
-    more the fewer gaps there are."""
+    """Return the estimate of Kaplan and Meier (1958), with the prior of `ReuseMemory`.
+
+    With a curve in `towards`, the estimate is drawn to it instead, more strongly with fewer gaps.
+    """
     again, at_risk = [0.0] * BUCKETS, [0.0] * BUCKETS
     for gap in gaps:
         last = bucket(gap.seconds)
@@ -77,38 +79,38 @@ def fitted(gaps: Iterable[Gap], towards: Curve | None = None) -> Curve:
     return Curve(tuple(n / (all_ + 2 * PRIOR) for n, all_ in zip(again, at_risk, strict=True)))
 
 
-# Kinds of answers: what is known when one ends
+# Kinds of answers: the information at an answer's end
 
 Kind = Callable[[Answer], int]
 FOLLOWED_S = 16.0
-"""Hindsight: a prompt that comes within this is called a program's."""
+"""Hindsight: a prompt whose successor comes within this time is attributed to a program."""
 
 
 def by_length(answer: Answer) -> int:
-    """The power of two of its tokens, from 64 to 2,048."""
+    """Return the power of two of its tokens, from 64 to 2,048."""
     return min(11, max(6, int(log2(answer.turn.output_tokens))))
 
 
 def by_gap(answer: Answer) -> int:
-    """How long the conversation had been idle before, by powers of four seconds; -1 where it began."""
+    """Return the idle time of the conversation before this prompt, by powers of four seconds; -1 at its beginning."""
     return -1 if answer.before_s == inf else min(4, bucket(answer.before_s) // 2)
 
 
 def by_both(answer: Answer) -> int:
-    """Both together."""
+    """Return the kind by length and by gap."""
     return 16 * by_length(answer) + by_gap(answer)
 
 
 def by_agent(answer: Answer) -> int:
-    """Whether a sub-agent asked."""
+    """Return True if a sub-agent sent the prompt."""
     return bool(answer.turn.request.agent)
 
 
 def if_last(answer: Answer) -> int:
-    """Hindsight: whether it is the last one of its conversation, as far as was recorded."""
+    """Hindsight: return True if it is the last recorded one of its conversation."""
     return answer.again_s == inf
 
 
 def if_soon(answer: Answer) -> int:
-    """Hindsight: whether the next prompt comes within FOLLOWED_S, later, or never as far as was recorded."""
+    """Hindsight: return 0 if the next prompt comes within FOLLOWED_S, 1 if later, 2 if never within the recording."""
     return 0 if answer.again_s <= FOLLOWED_S else 1 + if_last(answer)

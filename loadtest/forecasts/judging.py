@@ -1,8 +1,8 @@
 """Forecasts that were learned on one half of a recording, judged on the other half by their log-loss.
 
-A question is asked of an answer that has been idle for so long: is its prompt asked for within so many seconds more?
-The loss of a forecast is the mean of -ln(chance that it gave to what happened), in nats: 0.69 for whoever says even
-odds, 0 for a prophet.
+A question is about an answer that has been idle for `idle_s` seconds: is its prompt used again within `more_s` further
+seconds? The loss of a forecast is the mean of -ln(its chance of the actual outcome), in nats: 0.69 for even odds, 0 for
+perfect knowledge.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from router.core.learned.reuse import ReuseMemory
 QUESTIONS = ((0.0, 4.0), (0.0, 16.0), (0.0, 64.0), (0.0, 256.0), (0.0, 1_024.0), (64.0, 1_024.0), (256.0, 1_024.0))
 """(seconds idle since the answer's end, seconds more)"""
 CHANCE_MIN = 1e-3
-"""The least chance that a forecast is held to have given: nobody is punished without a limit."""
+"""The smallest chance that counts for a forecast, so that its loss has a limit."""
 MARKS_MAX = 100_000
 Forecast = Callable[[Answer, float, float], float]
-"""(answer, seconds idle, seconds more) -> chance to be asked for within them."""
+"""(answer, seconds idle, seconds more) -> chance of a next use within them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Rival:
 
     name: str
     kind: Kind | None = None
-    """How it tells answers apart; None where it does not."""
+    """The kinds of answers that it distinguishes; None for a single curve."""
     bound: bool = False
-    """Whether it is told what no router can know."""
+    """True if it uses information that no router can have."""
 
 
 CONSTANT, TODAY, ONE = Rival("base rate"), Rival("today's curve"), Rival("one curve from the end")
@@ -53,7 +53,7 @@ RIVALS = (
 
 
 def judge(name: str, learnt: Recording, judged: Recording) -> Iterator[Row]:
-    """A row for each forecast and question."""
+    """Yield a row for each forecast and question."""
     for rival in RIVALS:
         forecast = _forecast(rival, learnt)
         for idle_s, more_s in QUESTIONS:
@@ -65,7 +65,7 @@ def judge(name: str, learnt: Recording, judged: Recording) -> Iterator[Row]:
 
 
 def rows_of_all(names: Sequence[str] = tuple(RECORDINGS)) -> Iterator[list[Row]]:
-    """For each recording the rows of either half, judged by what the other one taught."""
+    """Yield for each recording the rows of either half, judged by forecasts from the other one."""
     for name in names:
         halves = {half: RECORDINGS[name](half) for half in HALVES}
         for learnt, judged in (("tune", "claim"), ("claim", "tune")):
@@ -73,12 +73,12 @@ def rows_of_all(names: Sequence[str] = tuple(RECORDINGS)) -> Iterator[list[Row]]
 
 
 def case_of(idle_s: float, more_s: float) -> str:
-    """A question in words."""
+    """Return a question in words."""
     return f"within {more_s:,.0f} s" + (f", idle for {idle_s:.0f} s" if idle_s else "")
 
 
 def _asked(recording: Recording, idle_s: float, more_s: float) -> Iterator[tuple[Answer, bool]]:
-    """Answers of which the question can be asked, and the truth."""
+    """Yield the answers for which the question has a known outcome, and the outcome."""
     for answer in recording.answers:
         if answer.told_s >= idle_s + more_s and answer.again_s >= idle_s:
             yield answer, answer.again_s <= idle_s + more_s
@@ -89,7 +89,7 @@ def _loss(chance: float, again: bool) -> float:
     return -log(min(1 - CHANCE_MIN, max(CHANCE_MIN, given)))
 
 
-# What is learned
+# Learned forecasts
 
 
 def _forecast(rival: Rival, learnt: Recording) -> Forecast:
@@ -113,14 +113,14 @@ def _base_rates(learnt: Recording) -> Forecast:
 
 
 def _as_it_is(learnt: Recording) -> Forecast:
-    """The router's own, which saw all prompts when they were asked for, and counts from then."""
+    """Return the router's own forecast, which observed all prompts at their arrival, and counts from then."""
     memory, now_s = ReuseMemory(MARKS_MAX), 0.0
     for answer in learnt.answers:
         if answer.asked_s > learnt.learnt_s:
             break
         now_s = answer.asked_s
         memory.observe(answer.keys, now_s)
-        memory.odds(now_s)  # asking lets older observations fade; the price asks for every request
+        memory.odds(now_s)  # a query lets older observations fade; the price queries for every request
     curve = of_odds(memory.odds(now_s + 1.0))
     return lambda answer, idle_s, more_s: curve.within(answer.ended_s - answer.asked_s + idle_s, more_s)
 
@@ -137,13 +137,15 @@ def _of_kinds(kind: Kind, known: Sequence[tuple[Answer, Gap]], one: Curve) -> Fo
 
 
 def heads(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The heads of `lines`: the judged half, the forecast, and the questions."""
+    """Return the heads of `lines`: the judged half, the forecast, and the questions."""
     return ("judged on", "forecast", *dict.fromkeys(row.case or "" for row in rows))
 
 
 def lines(rows: Sequence[Row], name: str) -> list[tuple[str, ...]]:
-    """A line for each half of a recording and each forecast, below a line of how many answers each question was asked
-    of."""
+    """Return a line for each half of a recording and each forecast.
+
+    Above them is a line with the number of answers for each question.
+    """
     found = list[tuple[str, ...]]()
     for half in HALVES:
         same = [row for row in rows if (row.workload, row.load_name) == (name, half)]

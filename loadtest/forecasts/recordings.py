@@ -1,13 +1,13 @@
-"""The recorded sessions as answers that were, or were not, followed by a prompt that goes on behind theirs.
+"""The recorded sessions as answers, each with or without a later prompt that extends its own.
 
-What the recordings tell of an answer's end is its time and its length. Neither has the reason to finish nor names of
+The recordings contain the time and the length of an answer at its end. They have neither the finish reason nor names of
 tools: public traces come without them.
 
-- `claude_code`: sessions have no common clock, so they begin at random, one a minute on average, and go on at their
-  recorded times. They were cut at the first prompt of more than 128,000 tokens: whether a long prompt that is the last
-  of its session was asked for again is not known.
-- `mooncake`: an hour of conversations at their recorded times, of which whole blocks of 512 tokens have names. When
-  answers ended was not recorded: each counts as ended when it was asked for. What came behind the hour is not known.
+- `claude_code`: sessions have no common clock, so they begin at random, one per minute on average, and continue at
+  their recorded times. They were cut at the first prompt of more than 128,000 tokens. So the next use of a long prompt
+  at the end of its session is unknown.
+- `mooncake`: an hour of conversations at their recorded times, in which whole blocks of 512 tokens have names. The end
+  of answers was not recorded: each counts as ended at its request. Requests after the hour are unknown.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ HALVES = {"tune": TUNE_SEEDS[0], "claim": CLAIM_SEEDS[0]}
 BEGIN_EVERY_S = 60.0
 """Mean time between the beginnings of two sessions."""
 CUT_TOKENS = 100_000
-"""Nothing is known of what follows a longer prompt that is the last of its session. Of the 57 sessions that end with a
-shorter one, 9 were cut, too: their last prompt counts as never asked for again."""
+"""The next use of a longer prompt at the end of its session is unknown.
+
+Of the 57 sessions that end with a shorter one, 9 were cut, too: their last prompt counts as never used again.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """A prompt and what became of it. Times in seconds."""
+    """A prompt and its outcome. Times in seconds."""
 
     turn: Turn
     keys: Sequence[int]
-    """The router's keys of the prompt's blocks, as far as the recording names them."""
+    """The router's keys of the prompt's blocks that the recording names."""
     asked_s: float
     ended_s: float
-    """When its answer ended."""
+    """End of its answer."""
     told_s: float = inf
-    """Time behind its end for which it is known whether it was asked for again."""
+    """Time after its end for which its next use is known."""
     again_s: float = inf
-    """Time from its end until it was asked for again; infinite where it was not."""
+    """Time from its end until the next use; infinite without one."""
     before_s: float = inf
-    """Time from the end of the answer before, of which it is the next turn, until it was asked for; infinite where
-    there is none."""
+    """Time from the end of the previous answer of the conversation until this request; infinite without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class Recording:
     name: str
     half: str
     answers: tuple[Answer, ...]
-    """In the order in which they were asked for."""
+    """In order of their requests."""
     learnt_s: float
-    """Time at which a router that saw all of it is asked what it learned, while sessions still go on."""
+    """Time at which a router that observed everything is queried, while sessions still continue."""
 
 
 def sessions(half: str) -> Recording:
-    """Half of Claude Code's sessions."""
+    """Return half of Claude Code's sessions."""
     seed = HALVES[half]
     picked = [session for session in shipped_trace("claude_code_sessions").sessions if in_half(session.name, seed)]
     rng = random.Random(f"forecasts:{half}")
@@ -84,7 +85,7 @@ def sessions(half: str) -> Recording:
 
 
 def mooncake(half: str) -> Recording:
-    """Half of Mooncake's conversations."""
+    """Return half of Mooncake's conversations."""
     seed = HALVES[half]
     named = conversations(shipped_trace("mooncake_conversation_whole")).items()
     pairs = _pairs((name, requests) for name, requests in named if in_half(name, seed))
@@ -95,7 +96,7 @@ def mooncake(half: str) -> Recording:
 
 
 RECORDINGS: dict[str, Callable[[str], Recording]] = {"claude_code": sessions, "mooncake": mooncake}
-"""Name -> what reads a half of it."""
+"""Name -> reader of a half of it."""
 
 
 def _pairs(named: Iterable[tuple[str, Sequence[Request]]]) -> Iterator[tuple[str, Request]]:
@@ -108,14 +109,16 @@ def _answer(turn: Turn, begins_s: float) -> Answer:
 
 
 def _whole(turn: Turn) -> Sequence[int]:
-    """Keys of the recorded blocks that the prompt fills. The last block of most prompts is not full and has an id of
-    its own, so the next turn would not be known by it."""
+    """Return keys of the recorded blocks that the prompt fills.
+
+    The last block of most prompts is not full and has a unique id, so it would not identify the next turn.
+    """
     tokens, block = turn.prompt_tokens, turn.request.block_tokens
     return turn.chain[: tokens // block * block * BYTES_PER_TOKEN // BLOCK_BYTES]
 
 
 def _followed(name: str, half: str, answers: list[Answer], learnt_s: float) -> Recording:
-    """Which prompt goes on behind which: as `router.core.learned.reuse` finds it, without a limit of memory."""
+    """Link each prompt to the one that it extends, as `router.core.learned.reuse` does, without a memory limit."""
     answers.sort(key=lambda answer: answer.asked_s)
     marks: dict[int, Answer] = {}
     for answer in answers:
@@ -126,6 +129,6 @@ def _followed(name: str, half: str, answers: list[Answer], learnt_s: float) -> R
             before.again_s = answer.before_s = max(0.0, answer.asked_s - before.ended_s)
         if keys:
             marks[keys[-1]] = answer
-        else:  # too short to be known again
+        else:  # too short to be recognized again
             answer.told_s = 0.0
     return Recording(name, half, tuple(answers), learnt_s)

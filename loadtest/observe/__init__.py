@@ -1,5 +1,5 @@
-"""What can be seen, and by whom.
+"""Information that an observer can see, and the observers that can see it.
 
-story  agents whose release dates their prompts (agents), and what the observatory says of that
-sidechannel  whether a tenant finds out by time what another tenant has asked
+story        agents with a release that dates their prompts (agents), and the observatory's report of it
+sidechannel  a tenant that tries to detect another tenant's prompts by time
 """

@@ -1,9 +1,12 @@
-"""The agents of the story: what they are told, what they can call, and what their conversations look like.
+"""The agents of the story: their instructions, their tools, and their conversations.
 
 Three agents share a fleet: one that writes code (long instructions, ten tools, notes on the repository it works in),
-one that reviews what it wrote, and one that answers customers. The time of day is what a release of the first puts
-into its prompt: nowhere, at the top of its instructions (which are then other ones with every request), or at the end
-of the newest message (where it changes nothing that was computed before).
+one that reviews that code, and one that answers customers. A release of the first one puts the time of day into its
+prompt at one of three places:
+
+- nowhere
+- at the top of its instructions, which then differ with every request
+- at the end of the newest message, which leaves all earlier computation valid
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import msgspec
 
 
 class ReleaseClock(StrEnum):
-    """The place at which a release of the coding agent tells the time."""
+    """The place at which a release of the coding agent states the time."""
 
     NOWHERE = "nowhere"
     TOP = "top"  # at the beginning of the system prompt
@@ -28,7 +31,7 @@ class ReleaseClock(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What all conversations of one agent begin with; `notes` are of what it works on, one for each conversation."""
+    """Common start of all conversations of one agent; `notes` are about its work, one for each conversation."""
 
     name: str
     instructions: str
@@ -39,7 +42,7 @@ class Agent:
     tells_time: bool = False
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The agent's tools, as the chat API takes them."""
+        """Return the agent's tools in the format of the chat API."""
         return [_tool(*tool) for tool in self.tools]
 
 
@@ -120,14 +123,14 @@ def _numbered(rules: tuple[str, ...], times: int, topics: tuple[str, ...]) -> st
 
 
 def _spread(rules: tuple[str, ...], times: int, topics: tuple[str, ...]) -> Iterator[str]:
-    """Each rule once in general, then as it applies to each topic."""
+    """Yield each rule once in general, then as it applies to each topic."""
     for topic in (None, *topics[: times - 1]):
         for rule in rules:
             yield rule if topic is None else f"In {topic}: {rule[0].lower()}{rule[1:]}"
 
 
 def _notes(name: str) -> str:
-    """What a repository's own file of notes for agents says."""
+    """Return the text of a repository's file of notes for agents."""
     lines = [f"# Notes on the repository {name}", ""]
     for module in _MODULES:
         helpers = ", ".join(f"`{verb}_{module}`" for verb in _VERBS[:6])
@@ -189,7 +192,7 @@ LIMIT_TOKENS = 4_096
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation. `bodies` are its requests, each with the answer before it and what came of that answer."""
+    """A conversation. Each request contains the answer before it and the result of that answer."""
 
     agent: Agent
     rng: random.Random
@@ -199,16 +202,16 @@ class Conversation:
 
     @classmethod
     def begun(cls, rng: random.Random, model: str, answer_tokens: int) -> Conversation:
-        """A new conversation of an agent, drawn by SHARES."""
+        """Begin a conversation of an agent, drawn by SHARES."""
         agent = rng.choices(list(SHARES), list(SHARES.values()))[0]
         return cls(agent, rng, model, answer_tokens)
 
     def turns(self) -> int:
-        """The number of its requests."""
+        """Return the number of its requests."""
         return self.rng.randint(max(2, self.agent.turns_max // 2), self.agent.turns_max)
 
     def next_body(self, clock: ReleaseClock) -> tuple[bytes, str]:
-        """The next request, as the current release sends it, and the name of its step."""
+        """Return the next request, as the current release sends it, and the name of its step."""
         agent, rng = self.agent, self.rng
         first = not self._messages
         if first:
@@ -233,7 +236,7 @@ class Conversation:
         return f"{task}\nTicket {rng.randrange(10**6)}, reported by {rng.choice(_VERBS)}{rng.randrange(1000)}."
 
     def _worked(self) -> list[dict[str, Any]]:
-        """What the model called, and what that gave; a customer just writes on."""
+        """Return the model's tool call and its result; a customer replies with text."""
         rng = self.rng
         module, verb = rng.choice(_MODULES), rng.choice(_VERBS)
         if self.agent is SERVICE and rng.random() < 0.5:
@@ -248,7 +251,7 @@ class Conversation:
         return [called, {"role": "tool", "tool_call_id": id_, "content": self._found(module)}]
 
     def _found(self, module: str) -> str:
-        """Some lines of a file."""
+        """Return some lines of a file."""
         rng = self.rng
         names = [(rng.choice(_VERBS), rng.choice(_VERBS), rng.randrange(10**4)) for _ in range(rng.randint(8, 24))]
         return "\n".join(

@@ -1,12 +1,12 @@
-"""`python -m loadtest sidechannel`: whether one tenant finds out by time to first token what another has asked.
+"""`python -m loadtest sidechannel`: detection of another tenant's prompts by time to first token.
 
-A victim asks one of two prompts before each probe; the other tenant then asks the first of them, and looks at how long
-its first token takes: a prompt that some replica holds comes sooner. What it can tell is the area under the ROC curve:
-0.5 is nothing, 1 is all. With isolation off it must come near 1, else the instrument is blind.
+A victim sends one of two prompts before each probe. The other tenant then sends the first of them and measures its time
+to first token: a prompt in some replica's cache is faster. The information gain is the area under the ROC curve: 0.5 is
+none, 1 is all. With isolation off it must come near 1, otherwise the benchmark is blind.
 
-In simulated seconds: requests are read by the router's own Reader, placed by its own Router on engine models
-(model.py), which get the salt that a real engine would read in the body. Times are the engine's, with the jitter of a
-network on top.
+It runs in simulated seconds. The router's own Reader parses the requests, and its own Router places them on engine
+models (loadtest/engine/model.py). These get the salt that a real engine would read in the body. Times are the engine's,
+plus the jitter of a network.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PROMPT_TOKENS = 512, 4_096
 OUTPUT_TOKENS = 4
 JITTER_S = 0.002  # one standard deviation of network delay
 KV_TOKENS = 65_536
-AUC_MAX, AUC_BLIND = 0.55, 0.95  # most area under the curve with isolation, least without
+AUC_MAX, AUC_BLIND = 0.55, 0.95  # largest area under the curve with isolation, smallest without
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One look: whether the victim had asked this, and what was seen."""
+    """One probe: whether the victim had sent its prompt, and the measurements."""
 
     asked: bool
     ttft_s: float
@@ -72,7 +72,7 @@ class SharedRouter:
         self._reader.close()
 
     async def probe(self) -> Probe:
-        """The victim asks; the other looks."""
+        """Let the victim send a prompt, and the other tenant probe."""
         size = self._rng.randint(*PROMPT_TOKENS)
         looked_for, other = (self._rng.randbytes(size * 2).hex() for _ in range(2))
         asked = self._rng.random() < 0.5
@@ -81,7 +81,7 @@ class SharedRouter:
         return Probe(asked, ttft_s + abs(self._rng.gauss(0, JITTER_S)), cached)
 
     async def _ask(self, caller: Caller, prompt: str) -> tuple[float, int]:
-        """One request, answered whole: time to its first token, and cached tokens."""
+        """Send one request to its end. Returns the time to its first token, and its cached tokens."""
         body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS}).encode()
         question = await self._reader.understand(asked(PATH, body), "probe", caller)
         lease = await self._placer.place(question.wanted, frozenset())
@@ -103,7 +103,7 @@ class SharedRouter:
 
 
 async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:
-    """So many probes of a router of their own."""
+    """Return `count` probes of a separate router."""
     world = SharedRouter(isolated=isolated, seed=seed)
     try:
         return [await world.probe() for _ in range(count)]
@@ -112,7 +112,10 @@ async def probes(count: int, *, isolated: bool, seed: int = 1) -> list[Probe]:
 
 
 def auc(looks: Sequence[Probe]) -> float:
-    """Chance that of two looks, one at what was asked and one at what was not, time tells which is which: 0.5 to 1."""
+    """Return the area under the ROC curve: 0.5 to 1.
+
+    It is the chance that time distinguishes two probes, one of a prompt that the victim sent and one of another.
+    """
     ranked = sorted(looks, key=lambda look: look.ttft_s)
     asked = sum(look.asked for look in ranked)
     ranks = sum(rank for rank, look in enumerate(ranked, 1) if look.asked)
@@ -121,7 +124,7 @@ def auc(looks: Sequence[Probe]) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of `python -m loadtest sidechannel`: 1 where isolation leaks, or the instrument is blind."""
+    """Run the command. Returns its exit status: 1 if isolation leaks, or the benchmark is blind."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest sidechannel", description=(__doc__ or "").split("\n\n")[0]
     )

@@ -1,11 +1,11 @@
-"""`python -m loadtest story`: how a hit rate falls, and how the line of a prompt that did it is found.
+"""`python -m loadtest story`: a fall of the hit rate, and the search for the line of the prompt that caused it.
 
-Simulated replicas, a router, and agents at work (agents.py). After a while a release of one of them puts the time
-of day at the top of its system prompt: nothing fails, but every prompt is computed from its beginning. What the
-router's advice says of it is printed. With `--mend` the next release moves the time to the end of the newest message.
+Simulated replicas, a router, and agents at work (agents.py). After a while a release of one of them puts the time of
+day at the top of its system prompt: nothing fails, but every prompt is computed from its beginning. The router's advice
+on this is printed. With `--mend` the next release moves the time to the end of the newest message.
 
-A row of the result is of the requests that were sent in the last two thirds of its phase: the first of them find caches
-as the phase before has left them. Hits are as the replicas count them in their answers; times are simulated seconds.
+A row of the result covers the requests that were sent in the last two thirds of its phase: the first third still finds
+the caches of the phase before. Hits are the replicas' counts in their answers; times are simulated seconds.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ THINK_S = (0.5, 3.0)
 SETTLING = 1 / 3  # the first part of a phase, which is not judged
 TIMEOUT_S = 120.0
 BAR_CELLS = 30
-PICTURE = (1280, 800)  # pixels; it is as high as what stands above the table of replicas
-SETTLED_S = 4.0  # the page asks every two seconds
+PICTURE = (1280, 800)  # pixels; its height ends above the table of replicas
+SETTLED_S = 4.0  # the page polls every two seconds
 END_OF_MAP = "return Math.ceil(document.querySelector('#map').closest('section').getBoundingClientRect().bottom) + 16"
 PHASES = {"before": ReleaseClock.NOWHERE, "broken": ReleaseClock.TOP, "mended": ReleaseClock.END}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorySettings:
-    """A run. Seconds are simulated ones."""
+    """Settings of a run. Seconds are simulated ones."""
 
     replicas: int = 4
     sessions: int = 24
-    """Conversations at a time; one that ends is followed by another."""
+    """Concurrent conversations; one that ends is followed by another."""
     phase_s: float = 50.0
     point_s: float = 10.0
     """Width of a point of the timeline."""
@@ -73,7 +73,7 @@ class StoryRequest:
     ended_s: float
     answer: Answer
     replay: bool
-    """The same prompt, byte for byte, was sent earlier."""
+    """True if the same prompt, byte for byte, was sent earlier."""
 
 
 class Story:
@@ -89,7 +89,7 @@ class Story:
         self._prompts: set[bytes] = set()
 
     async def run(self, session: aiohttp.ClientSession, url: str) -> None:
-        """All phases, one after the other, with their timeline."""
+        """Run all phases, one after the other, and print their timeline."""
         settings = self._settings
         wall_s = TIMEOUT_S / settings.time_scale
         client = Client(session, url, model=MODEL, endpoint="chat", timeout_wall_s=wall_s)
@@ -102,11 +102,11 @@ class Story:
                 agent.cancel()
 
     def phases(self) -> list[str]:
-        """The names of the phases, in order."""
+        """Return the names of the phases, in order."""
         return [phase for phase in PHASES if phase != "mended" or self._settings.mend]
 
     def rows(self) -> list[Row]:
-        """One for each phase."""
+        """Return one row for each phase."""
         return [self._row(number, phase) for number, phase in enumerate(self.phases())]
 
     async def _points(self, phase: str) -> None:
@@ -124,7 +124,7 @@ class Story:
         return (time.perf_counter() - self._began) * self._settings.time_scale
 
     async def _agent(self, client: Client, number: int) -> None:
-        """Conversations one after the other, until the run is over or its requests are used up."""
+        """Run conversations one after the other, until the run is over or its requests are used up."""
         settings = self._settings
         rng = random.Random(settings.seed * 1_000 + number)
         while True:
@@ -172,14 +172,14 @@ class Story:
 
 
 def _rate(sent: Sequence[StoryRequest], *, replays_only: bool = False) -> float | None:
-    """The share of prompt tokens that were found cached; None without requests."""
+    """Return the share of prompt tokens that were found cached; None without requests."""
     tokens = sum(each.answer.prompt_tokens for each in sent)
     found = sum(each.answer.cached_tokens or 0 for each in sent if each.replay or not replays_only)
     return found / tokens if tokens else None
 
 
 def _point(phase: str, at_s: float, sent: Sequence[StoryRequest], time_scale: float) -> str:
-    """A line of the timeline."""
+    """Return a line of the timeline."""
     rate = _rate(sent)
     ttfts = [each.answer.ttft_s * time_scale for each in sent if each.answer.ttft_s is not None]
     bar = "█" * round(BAR_CELLS * (rate or 0.0))
@@ -192,11 +192,11 @@ def _s(values: Sequence[float], percent: float) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-# What the router says of it
+# Advice of the router
 
 
 async def advised(session: aiohttp.ClientSession, admin_url: str) -> list[dict[str, Any]]:
-    """The router's advice, most costly first. Raises ReplayError."""
+    """Return the router's advice, the highest cost first. Raises ReplayError."""
     async with session.get(f"{admin_url}/admin/advice") as response:
         if response.status != 200:
             raise ReplayError(f"{admin_url}/admin/advice answered {response.status}")
@@ -205,12 +205,12 @@ async def advised(session: aiohttp.ClientSession, admin_url: str) -> list[dict[s
 
 
 def found_it(advice: Sequence[dict[str, Any]]) -> bool:
-    """Whether the first piece of advice names what the release has done."""
+    """Return True if the first piece of advice names the change of the release."""
     return bool(advice) and (advice[0]["change"], advice[0]["message"]) == ("timestamp", 0)
 
 
 def print_advice(console: Console, advice: Sequence[dict[str, Any]]) -> None:
-    """The first row, as a person would want it."""
+    """Print the first row in a readable form."""
     if not advice:
         console.print("\nThe router has no advice.")
         return
@@ -224,7 +224,7 @@ def print_advice(console: Console, advice: Sequence[dict[str, Any]]) -> None:
 
 
 def browser() -> Any:  # noqa: ANN401 - Selenium is needed for pictures only
-    """A chromium that can be driven. Raises ReplayError where there is none."""
+    """Return a chromium that can be controlled. Raises ReplayError if it is missing."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     try:
         from selenium import webdriver
@@ -245,7 +245,7 @@ def browser() -> Any:  # noqa: ANN401 - Selenium is needed for pictures only
 
 
 def picture(driver: Any, url: str, file: Path) -> None:  # noqa: ANN401 - see `browser`
-    """A picture of the page as it is now."""
+    """Save a picture of the current page."""
     width, height = PICTURE
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -261,7 +261,7 @@ def picture(driver: Any, url: str, file: Path) -> None:  # noqa: ANN401 - see `b
 
 
 async def story(options: argparse.Namespace, command: str, driver: Any = None) -> int:  # noqa: ANN401 - see `browser`
-    """The run, its timeline, what was advised, and the table; `driver` takes a picture."""
+    """Run the story, and print its timeline, the advice, and the table; `driver` takes a picture."""
     console, settings = Console(), _settings(options)
     async with (
         serving(settings, options.port, options.admin_port) as (url, admin_url),
@@ -286,7 +286,7 @@ async def story(options: argparse.Namespace, command: str, driver: Any = None) -
 
 @asynccontextmanager
 async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncIterator[tuple[str, str]]:
-    """Replicas and a router that may quote prompts; yields its URL and its admin URL."""
+    """Run replicas and a router that may quote prompts; yields its URL and its admin URL."""
     async with (
         engines(settings.replicas, MODEL, CALIBRATION, settings.kv_tokens, settings.time_scale) as urls,
         router(urls, policy="warm", port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)) as both,
@@ -295,7 +295,7 @@ async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncI
 
 
 async def _told(options: argparse.Namespace, command: str) -> int:
-    """The story, with a browser where a picture is wanted; whoever ends one that is kept has seen it well."""
+    """Run the story, with a browser if a picture is requested. With `keep`, an end by a signal counts as success."""
     driver = browser() if options.screenshot else None
     try:
         status = await until_signal(story(options, command, driver))
@@ -306,7 +306,7 @@ async def _told(options: argparse.Namespace, command: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when all requests were answered and the first advice names the time at the top."""
+    """Run the command; 0 if all requests were answered and the first advice names the time at the top."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:

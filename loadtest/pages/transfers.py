@@ -18,7 +18,7 @@ from loadtest.pages.markdown import PageError, table
 from router.core.facts.tiers import CPU
 from router.core.learned.loads import FLOOR_MS
 
-CALLS_TOKENS = 16_384  # tokens of the load whose calls are shown
+CALLS_TOKENS = 16_384  # tokens of the load for the column of calls
 PREFILL_TOKENS = (512, 8_192)
 PREFILL_PRIORS = (0, 32_768)
 TRAFFIC = (
