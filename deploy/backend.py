@@ -1,11 +1,11 @@
-"""What pip asks to build the wheel (PEP 517): setuptools, and native code in its wheel where that can be had.
+"""Build backend for pip (PEP 517): setuptools, with native code in its wheel if that can be built.
 
-Theory: setuptools makes the pure wheel, as it always did, and native_wheel.py puts libraries into it. Whether there is
-a C compiler with Python's headers is tried before anything is fetched, so that without one, and for an editable
-installation, mypyc is not downloaded. A wheel is better than none: what goes wrong on the way to native code leaves the
-pure wheel, and a line that says why (`pip install -v` shows it; `warmroute --version` says which one it was).
+Theory: setuptools makes the pure wheel as before, and native_wheel.py puts libraries into it. The C compiler and
+Python's headers are tried before anything is fetched. So mypyc is not downloaded without a compiler, or for an editable
+installation. A pure wheel is better than no wheel: if native code fails, the pure wheel remains, with a line that
+states the reason. `pip install -v` shows the line, and `warmroute --version` the kind of wheel.
 
-WARMROUTE_NATIVE=1 makes such a failure the build's, and WARMROUTE_NATIVE=0 asks for the pure wheel.
+With WARMROUTE_NATIVE=1 such a failure fails the build, and WARMROUTE_NATIVE=0 selects the pure wheel.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ Settings = dict[str, Any] | None
 
 
 class NoNativeCodeError(Exception):
-    """Native code was asked for (WARMROUTE_NATIVE=1) and cannot be made; the message says why."""
+    """Native code was required (WARMROUTE_NATIVE=1) and cannot be built; the message names the reason."""
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Requirements of the wheel beyond `[build-system]`: those of native code where it is to be tried."""
+    """Return requirements of the wheel beyond `[build-system]`: those of native code if it is to be tried."""
     needed: list[str] = build_meta.get_requires_for_build_wheel(config_settings)
     return needed if why_pure() else [*needed, *native_requirements()]
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """Make the wheel in this folder; its name. Raises NoNativeCodeError."""
+    """Make the wheel in this folder, and return its name. Raises NoNativeCodeError."""
     name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
     why = why_pure() or missing()
     if not why:
@@ -73,12 +73,12 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
 
 
 def native_requirements() -> list[str]:
-    """What makes native code, with the packages whose types it needs."""
+    """Return the packages that build native code, with those that provide their types."""
     return re.findall(r"^\w[^\s#]*", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def why_pure() -> str:
-    """Why native code is not to be tried here; "" where it is. Raises NoNativeCodeError for a setting that is none."""
+    """Return the reason not to try native code here, or "". Raises NoNativeCodeError for an invalid setting."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
         raise NoNativeCodeError(f"{VARIABLE} is 1 (native code or an error), 0 (none) or not set; it is {wanted!r}")
@@ -90,13 +90,13 @@ def why_pure() -> str:
 
 
 def missing() -> str:
-    """Which of the packages that make native code are not here; "" where all are."""
+    """Return the missing packages that native code needs, in a sentence, or ""."""
     absent = [name for name in ("mypyc", "wheel", "packaging") if find_spec(name) is None]
     return f"{', '.join(absent)} cannot be imported: build isolation is off" if absent else ""
 
 
 def _no_compiler() -> str:
-    """Why the C compiler makes nothing of Python's headers; "" where it does."""
+    """Return the reason why the C compiler cannot compile with Python's headers, or ""."""
     command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     with tempfile.TemporaryDirectory(prefix="warmroute-trial-") as folder:
         source, made = Path(folder, "trial.c"), Path(folder, "trial.o")
@@ -116,8 +116,10 @@ def _no_compiler() -> str:
 
 
 def _with_libraries(wheel: Path) -> tuple[str, str]:
-    """Put native code into this wheel, in a process of its own: the compilers may end it, and it takes memory. Returns
-    the wheel's new name, and why it has none."""
+    """Put native code into this wheel, in a separate process: compilers may kill it, and it needs memory.
+
+    Returns the wheel's new name, and the reason why it has no native code.
+    """
     words = [sys.executable, "-m", "deploy.native_wheel", str(wheel.resolve())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(words, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, check=False)

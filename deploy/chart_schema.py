@@ -1,8 +1,9 @@
 """`python -m deploy.chart_schema`: writes `helm/warmroute/values.schema.json`, by which Helm refuses wrong values.
 
 Theory: a misspelt value that is ignored is found at 3 a.m., so every object is closed. The settings in `config` come
-from the router's own types, limits included; the suite fails while the file differs from what this makes. Open are
-only labels and annotations, whose keys are the user's, and what Kubernetes defines and its API server checks.
+from the router's own types, limits included. The suite fails while the file differs from the output of this module.
+Only two kinds of objects are open: labels and annotations, with keys of the user, and objects of Kubernetes, which
+its API server checks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ENGINES_TARGET = TARGET.parent / "charts" / "engines" / TARGET.name
 
 Schema = dict[str, Any]
 
-# Settings that are one of a few words, which their types do not say.
+# Settings that are one of a few words; their types do not have these words.
 WORDS = {
     "discovery.source": ("static", "kubernetes", "dns"),
     "discovery.scheme": ("http", "https"),
@@ -31,7 +32,7 @@ WORDS = {
     "log.format": ("json", "text"),
     "routing.policy": tuple(POLICIES),
 }
-# Values of engines' pods that are what they are for routers' pods.
+# Values of engines' pods that have the same schema as those of routers' pods.
 ENGINE_POD_KEYS = ("nodeSelector", "tolerations", "affinity", "podLabels", "podAnnotations", "resources")
 TEXT: Schema = {"type": "string"}
 YES: Schema = {"type": "boolean"}
@@ -39,35 +40,35 @@ PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65_535}
 # RFC 1123: names of objects, and of Secrets with dots.
 NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"}
 SECRET_KEY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]*$"}
-OF_USER: Schema = {"type": "object", "additionalProperties": TEXT}  # labels and annotations: only text is taken
+OF_USER: Schema = {"type": "object", "additionalProperties": TEXT}  # labels and annotations: only text is allowed
 OF_KUBERNETES: Schema = {"type": "object"}  # a type of the API, closed there
-AMOUNTS: Schema = {"oneOf": [{"type": "null"}, OF_KUBERNETES]}  # of resources; null takes away what is worked out
+AMOUNTS: Schema = {"oneOf": [{"type": "null"}, OF_KUBERNETES]}  # of resources; null removes the computed values
 QUANTITY: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
 
 
 def whole(minimum: int, maximum: int | None = None) -> Schema:
-    """A whole number."""
+    """Return the schema of a whole number."""
     return {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
 
 
 def words(*allowed: str) -> Schema:
-    """One of these words."""
+    """Return the schema of one of these words."""
     return {"type": "string", "enum": list(allowed)}
 
 
 def many(item: Schema) -> Schema:
-    """A list."""
+    """Return the schema of a list."""
     return {"type": "array", "items": item}
 
 
 def closed(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
-    """An object with these keys and no other."""
+    """Return the schema of an object with only these keys."""
     need = {"required": list(required)} if required else {}
     return {"type": "object", "additionalProperties": False, "properties": properties} | need
 
 
 def setting(key: str, type_: Any) -> Schema:  # noqa: ANN401 - a type with its limits
-    """The schema of one setting, from its type."""
+    """Return the schema of one setting, from its type."""
     if key in WORDS:
         return words(*WORDS[key])
     if key in TEXTS_OR_NUMBERS:
@@ -77,7 +78,7 @@ def setting(key: str, type_: Any) -> Schema:  # noqa: ANN401 - a type with its l
 
 
 def config() -> Schema:
-    """The settings file, whole."""
+    """Return the schema of the whole settings file."""
     sections: dict[str, dict[str, Schema]] = {}
     top: dict[str, Schema] = {}
     for key, type_ in field_keys().items():
@@ -90,12 +91,12 @@ def config() -> Schema:
 
 
 def secret(**keys: Schema) -> Schema:
-    """A Secret that exists, and keys in it."""
+    """Return the schema of an existing Secret, and keys in it."""
     return closed(("existingSecret",), existingSecret=NAME, **keys)
 
 
 def pod() -> dict[str, Schema]:
-    """Values of the pods."""
+    """Return the values of the pods."""
     toleration = closed(
         key=TEXT,
         operator=words("Exists", "Equal", "Gt", "Lt"),
@@ -158,7 +159,7 @@ def pod() -> dict[str, Schema]:
 
 
 def objects() -> dict[str, Schema]:
-    """Values of what stands beside the pods."""
+    """Return the values of objects beside the pods."""
     peer = closed(
         ipBlock=closed(("cidr",), cidr=TEXT, **{"except": many(TEXT)}),
         namespaceSelector=OF_KUBERNETES,
@@ -261,7 +262,7 @@ def objects() -> dict[str, Schema]:
 
 
 def schema() -> Schema:
-    """All values. Draft 7, which every Helm that knows schemas takes."""
+    """Return the schema of all values. Draft 7, which every Helm with schema support accepts."""
     values = closed(
         ("config",),
         nameOverride=NAME,
@@ -278,7 +279,7 @@ def schema() -> Schema:
         tls=secret(clientCaKey=SECRET_KEY),
         shared=secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
-        # Of charts that have this one in them: Helm's own, and the usual condition of a dependency.
+        # Of charts that contain this one: Helm's own, and the usual condition of a dependency.
         **{"global": OF_KUBERNETES, "enabled": YES},
         **pod(),
         **objects(),
@@ -287,7 +288,7 @@ def schema() -> Schema:
 
 
 def engine_model() -> Schema:
-    """One model of the chart of engines."""
+    """Return the schema of one model of the chart of engines."""
     shared = pod()
     scaling = closed(
         minReplicas=whole(0), maxReplicas=whole(1), waiting=whole(1), prefillSeconds={"type": "number", "minimum": 0.1}
@@ -322,7 +323,7 @@ def engine_model() -> Schema:
 
 
 def engines_schema() -> Schema:
-    """All values of the chart of engines."""
+    """Return the schema of all values of the chart of engines."""
     values = closed(
         enabled=YES,
         models=many(engine_model()),
@@ -340,12 +341,12 @@ def engines_schema() -> Schema:
 
 
 def engines_text() -> str:
-    """The file of the chart of engines."""
+    """Return the file of the chart of engines."""
     return json.dumps(engines_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def text() -> str:
-    """The file."""
+    """Return the file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 

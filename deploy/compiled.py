@@ -1,22 +1,28 @@
-"""Native code for what every request passes through: `python -m deploy.compiled OUT [--sources]`.
+"""Native code for the modules on every request's path: `python -m deploy.compiled OUT [--sources]`.
 
 Theory: mypyc makes C of typed Python, of the same sources that run without it (https://mypyc.readthedocs.io), with
-records and constants put as suits it (compiled_sources.py). Attributes become fields of a struct and calls between
-compiled modules calls of C, so what is left of the interpreter is what they ask of libraries. A library beside a module
-is imported instead of it; without one the module runs as it is. So a native wheel is the pure one with libraries in it
-(native_wheel.py), the image has the same beside its modules, and whoever has none misses only speed.
+records and constants rewritten for it (compiled_sources.py). Attributes become fields of a struct, and calls between
+compiled modules become calls of C. The interpreter is left only for calls into libraries. A library beside a module is
+imported instead of it; without one the module runs as it is. So a native wheel is the pure one with libraries added
+(native_wheel.py), and the image has the same libraries beside its modules. Without them the router is only slower.
 
-How long it takes counts, since `pip install` does it: the C of all modules is put into a few files of one size, which
-the compiler takes side by side, and `-O1` makes code that is as fast here as that of `-O2`, in 0.6 of its time. Each
-module has a library of a few lines besides, which calls its part of the one that has all: those lines do without
-Python.h (DECLARED), which is nearly all that the compiler would read for them.
+Compile time matters, because `pip install` compiles. So the C of all modules is put into a few files of one size, which
+the compiler processes in parallel. `-O1` makes code that is as fast here as that of `-O2`, in 0.6 of its time. Each
+module also has a library of a few lines, which calls its part of the one that has all. Those lines work without
+Python.h (DECLARED), which would be nearly all that the compiler reads for them.
 
-What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
-that is not compiled can inherit from one that is, exceptions lose the attributes of their class, what inherits weak
-references from a class of Python's is freed without telling them, and a variable has one type in a function: of two
-`except` clauses with the same `as error` the second is a TypeError when it comes true. And a coroutine that awaits
-within an `except` clause leaves its exception behind as that of whatever runs meanwhile, and for good where two of them
-cross: none may. `make test-compiled` runs the tests on it.
+Compiled are the modules on a request's path that mypyc can compile. It has these limits:
+
+- It drops keywords of classes (`Struct, frozen=True`).
+- No class that is not compiled can inherit from one that is.
+- Exceptions lose the attributes of their class.
+- A class that inherits weak references from a class of Python's is freed without a notice to them.
+- A variable has one type in a function: of two `except` clauses with the same `as error`, the second is a TypeError
+  when it is reached.
+- A coroutine that awaits within an `except` clause leaks its exception into code that runs in the meantime, and
+  permanently if two of them cross. So no coroutine may do that.
+
+`make test-compiled` runs the tests on the native code.
 """
 
 from __future__ import annotations
@@ -71,7 +77,7 @@ ROOMS = {
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",
 }
-"""Modules that are compiled, a line a room."""
+"""Modules that are compiled, a line per package."""
 MODULES = (
     "router/placer.py",
     *(f"router/{room}/{name}.py" for room, names in ROOMS.items() for name in names.split()),
@@ -80,9 +86,11 @@ OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silen
 
 
 FLAGS = ("-O1", "-g0", "-w", "-fvisibility=hidden")
-"""Flags of the C compiler, after Python's own. Warnings are off since no two compilers have the same ones."""
+"""Flags of the C compiler, after Python's own. Warnings are off because no two compilers have the same ones."""
 PARTS = 8
-"""How many C files the modules make: each has the same 450 kB of declarations to read, and more share fewer cores."""
+"""Number of C files of the modules: each has the same 450 kB of declarations to read, and with more files each core
+would compile more of them.
+"""
 DECLARED = {
     "PyObject": "typedef struct _object PyObject;",
     "PyMODINIT_FUNC": '#define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *',
@@ -95,20 +103,25 @@ DECLARED = {
     ),
     "PyObject_GetAttrString": "PyObject *PyObject_GetAttrString(PyObject *, const char *);",
 }
-"""What a module's own library names of Python, the type first, with its declaration. All of it is of the stable ABI:
-https://docs.python.org/3/c-api/stable.html"""
-JOBS_MAX = 8  # a compiler that has a part needs some 300 MB
+"""Names of Python in a module's own library with their declarations, the type first.
+
+All of them are in the stable ABI: https://docs.python.org/3/c-api/stable.html
+"""
+JOBS_MAX = 8  # a compiler of one part needs about 300 MB
 
 
 def jobs() -> int:
-    """How many compilers run at once."""
+    """Return the number of compilers that run in parallel."""
     return min(JOBS_MAX, os.cpu_count() or 1)
 
 
 def build(sources: Path, python: str) -> list[Path]:
-    """Compile MODULES in this folder, which has a `router`. `python` knows the types of its dependencies. Returns the
-    libraries, each beside its module."""
-    from mypyc.build import mypycify  # only where it is compiled, as is setuptools
+    """Compile MODULES in this folder, which has a `router`.
+
+    `python` is an interpreter with the types of the router's dependencies. Returns the libraries, each beside its
+    module.
+    """
+    from mypyc.build import mypycify  # needed only for compiling, as is setuptools
     from setuptools import Distribution  # type: ignore[import-untyped]  # ships no types
 
     os.chdir(sources)
@@ -140,8 +153,10 @@ def build(sources: Path, python: str) -> list[Path]:
 
 
 def without_header(source: Path) -> None:
-    """Have this C file of a module's own library declare what it names of Python, in place of Python.h. One that names
-    what is not in DECLARED, as another mypyc may make it, stays as it is."""
+    """Replace Python.h in this C file of a module's own library by declarations of its names of Python.
+
+    A file with names that are not in DECLARED, from another version of mypyc, is left unchanged.
+    """
     text = re.sub(r"//.*", "", source.read_text(encoding="utf-8")).replace("#include <Python.h>", "")
     wanted = {name for name in re.findall(r"\b_?Py\w+", text) if not name.startswith("PyInit_")}
     if wanted <= DECLARED.keys():
@@ -150,7 +165,7 @@ def without_header(source: Path) -> None:
 
 
 def parts(sources: Sequence[Path], folder: Path) -> list[str]:
-    """Up to PARTS C files in `folder` that include these between them: neighbours together, about as much in each."""
+    """Write up to PARTS C files in `folder` that include these sources, neighbours together, with equal sizes."""
     total_bytes = sum(source.stat().st_size for source in sources)
     included: list[list[Path]] = [[] for _ in range(PARTS)]
     before_bytes = 0
@@ -166,7 +181,7 @@ def parts(sources: Sequence[Path], folder: Path) -> list[str]:
 
 
 def side_by_side(compile_some: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """The compiler's method that compiles sources into objects, for as many at once as there are jobs()."""
+    """Return the compiler's method that compiles sources into objects, with jobs() of them in parallel."""
 
     def compile_all(sources: Sequence[str], **options: object) -> list[str]:
         with ThreadPoolExecutor(jobs()) as pool:
@@ -176,7 +191,10 @@ def side_by_side(compile_some: Callable[..., list[str]]) -> Callable[..., list[s
 
 
 def compile_into(out: Path, python: str, *, sources_too: bool) -> int:
-    """Put the libraries where their modules are under `out`, with `sources_too` beside sources. Returns how many."""
+    """Put the libraries beside their modules under `out`, with `sources_too` together with the sources.
+
+    Returns the number of libraries.
+    """
     out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
     with tempfile.TemporaryDirectory(prefix="warmroute-compiled-") as folder:
@@ -199,7 +217,7 @@ def compile_into(out: Path, python: str, *, sources_too: bool) -> int:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m deploy.compiled", description="native code beside the modules")
     parser.add_argument("out", type=Path, help="folder that has `router`, such as site-packages")
     parser.add_argument("--sources", action="store_true", help="put the sources there, too")

@@ -1,13 +1,13 @@
-"""What mypyc is given in place of a module's source: the same, with two things put as it makes the most of them.
+"""Rewrites a module's source for mypyc: the same code, with two constructs in a form that mypyc compiles best.
 
-Records: a msgspec Struct is the fastest that Python can make of a few fields, but to mypyc it is somebody else's class,
-whose fields are looked up by name. Of a plain class it makes a struct of C. So each `class X(Struct)` becomes a plain
-class with the `__init__`, `__eq__` and `__struct_fields__` that it had. What msgspec itself reads or writes must stay
-as it is, and says `msgspec.Struct`.
+Records: a msgspec Struct is the fastest form of a few fields in Python, but for mypyc it is a foreign class with fields
+that are looked up by name. From a plain class mypyc makes a struct of C. So each `class X(Struct)` becomes a plain
+class with the same `__init__`, `__eq__` and `__struct_fields__`. Records that msgspec itself reads or writes must stay
+as they are, and are written as `msgspec.Struct`.
 
 Constants: a global is looked up in the module's dict, one that is `Final` is not.
 
-Every line stays where it was, so that tracebacks and profiles name the lines of the source.
+Every line keeps its number, so that tracebacks and profiles name the lines of the source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-HARMLESS = frozenset({"eq", "gc"})  # of what a Struct is told; `gc` has no meaning to a class of mypyc's
+HARMLESS = frozenset({"eq", "gc"})  # keywords of a Struct; `gc` has no meaning for a class of mypyc's
 _FUTURE = "from __future__ import annotations"
 _NOT_MUTABLE = (ast.Constant, ast.Attribute, ast.Tuple, ast.UnaryOp)
 _VALUES = (
@@ -34,7 +34,7 @@ _MAKERS_OF_TYPES = frozenset({"TypeVar", "NewType"})
 
 
 def for_mypyc(source: str) -> str:
-    """The module as mypyc is to have it. Raises ValueError for a record that cannot be put so."""
+    """Return the module's source for mypyc. Raises ValueError for a record that cannot be rewritten."""
     tree = ast.parse(source)
     lines = source.splitlines()
     for node in tree.body:
@@ -57,13 +57,15 @@ def for_mypyc(source: str) -> str:
 
 
 def is_record(node: ast.ClassDef) -> bool:
-    """Whether this is a Struct that nothing reads from outside, or writes there."""
+    """Return True if this is a Struct that is neither decoded nor encoded by msgspec."""
     return [ast.unparse(base) for base in node.bases] == ["Struct"]
 
 
 def _put_record(lines: list[str], node: ast.ClassDef) -> None:
-    """A plain class, on as many lines: fields, `__init__` and `__eq__` each have one, in the place of docstring and
-    fields."""
+    """Replace a record by a plain class on the same number of lines.
+
+    Fields, `__init__` and `__eq__` have one line each, in the place of the docstring and the fields.
+    """
     told = {word.arg: ast.unparse(word.value) for word in node.keywords}
     fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
     if set(told) - HARMLESS or any(each.value and not isinstance(each.value, _NOT_MUTABLE) for each in fields):
@@ -93,7 +95,7 @@ def _put_record(lines: list[str], node: ast.ClassDef) -> None:
 
 
 def _pairs(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
-    """Names and values of constants assigned here; none where it may be something else, such as a type's other name."""
+    """Yield names and values of constants assigned here, but not of other values, such as a type alias."""
     target, value = node.targets[0], node.value
     if len(node.targets) > 1:
         return

@@ -1,9 +1,9 @@
-"""Wheel and sdist, the same bytes wherever they are made: `SOURCE_DATE_EPOCH=N python -m deploy.dist OUT`.
+"""Wheel and sdist with the same bytes on every machine: `SOURCE_DATE_EPOCH=N python -m deploy.dist OUT`.
 
-Theory: what differs between two builds of one commit is the times, the modes and the order of files, and what else lies
-in the clone. So the sources are copied to an empty folder with one mode and one time, setuptools (of the version locked
-in requirements/build.lock) builds there, and the sdist, whose tar and gzip headers setuptools leaves to the machine, is
-packed again. See https://reproducible-builds.org/docs/archives/.
+Theory: two builds of one commit differ in the times, the modes and the order of files, and in other files of the clone.
+So the sources are copied to an empty folder with one mode and one time, and setuptools (of the version locked in
+requirements/build.lock) builds there. setuptools takes the sdist's tar and gzip headers from the machine, so the sdist
+is packed again. See https://reproducible-builds.org/docs/archives/.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-# Those in folders are what the sdist needs to make its own wheel; MANIFEST.in puts them there.
+# The files in folders are those that the sdist needs to make its own wheel; MANIFEST.in puts them there.
 FILES = (
     *("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "requirements/native.in"),
     *("deploy/backend.py", "deploy/compiled.py", "deploy/compiled_sources.py", "deploy/native_wheel.py"),
 )
 PACKAGES = ("router", "loadtest")
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
-# A zip knows no time before 1980: https://docs.python.org/3/library/zipfile.html#zipfile.ZipInfo
+# A zip has no time before 1980: https://docs.python.org/3/library/zipfile.html#zipfile.ZipInfo
 EPOCH_MIN_S = 315_532_800
 
 
 def copy_sources(into: Path, epoch_s: int) -> None:
-    """What the wheel is made of, and nothing else that lies in the clone, with one mode and one time."""
+    """Copy only the sources of the wheel from the clone, with one mode and one time."""
     for name in FILES:
         (into / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(REPO / name, into / name)
@@ -43,7 +43,7 @@ def copy_sources(into: Path, epoch_s: int) -> None:
 
 
 def repack(sdist: Path, epoch_s: int) -> None:
-    """The same archive with its members in order and nobody's name, mode or time in it."""
+    """Rewrite the archive with its members in order and without owner, original mode or time."""
     packed = io.BytesIO()
     with tarfile.open(sdist) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for member in sorted(old.getmembers(), key=lambda each: each.name):
@@ -56,7 +56,7 @@ def repack(sdist: Path, epoch_s: int) -> None:
 
 
 def build(out: Path, epoch_s: int) -> list[Path]:
-    """Make both in `out`; setuptools must be there. Its own chatter goes to standard error."""
+    """Make both in `out`; setuptools must be installed. Its own output goes to standard error."""
     from setuptools import build_meta  # type: ignore[import-untyped]  # only where the wheel is made
 
     out = out.resolve()
@@ -79,7 +79,7 @@ def build(out: Path, epoch_s: int) -> list[Path]:
 
 
 def main() -> int:
-    """The command line; 2 without a time."""
+    """Run the command line; 2 without a time."""
     parser = argparse.ArgumentParser(prog="python -m deploy.dist", description="reproducible wheel and sdist")
     parser.add_argument("out", type=Path, help="folder for both")
     out: Path = parser.parse_args().out

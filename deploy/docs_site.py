@@ -1,6 +1,6 @@
-"""A hook of MkDocs: what a page means where it lies, it means on the site.
+"""A hook of MkDocs: gives links and tables of a page the same meaning on the site as in the repository.
 
-Pages name files by their path beside the page; a site has only the pages, so a link that leaves docs/ leads to the
+Pages name files by their path beside the page. A site has only the pages, so a link that leaves docs/ leads to the
 repository. A pipe in the code of a table needs a backslash on GitHub, and Python-Markdown would show it. The first page
 of the site begins with README's top.
 """
@@ -19,26 +19,26 @@ LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 
 
 class File(Protocol):
-    """What MkDocs says of a page's file."""
+    """A page's file in MkDocs."""
 
     abs_src_path: str
 
 
 class Page(Protocol):
-    """What MkDocs says of a page."""
+    """A page in MkDocs."""
 
     file: File
 
 
 def readme_top() -> str:
-    """README from its title to its first heading, with links as docs/index.md has them."""
+    """Return README from its title to its first heading, with links as docs/index.md has them."""
     text = (REPO / "README.md").read_text(encoding="utf-8")
     top = text.partition("\n## ")[0].partition("\n")[2]
     return re.sub(r"(?<=\]\()(?!https?://)([^)]+)", lambda at: f"../{at[1]}".replace("../docs/", ""), top)
 
 
 def on_page_markdown(markdown: str, page: Page, config: Mapping[str, str], **_: object) -> str:
-    """The page's text as the site takes it. A link that leads to no file stays, and fails the build."""
+    """Return the page's text for the site. A link that leads to no file stays, and fails the build."""
     folder = Path(page.file.abs_src_path).parent
     markdown = markdown.replace(README_TOP, readme_top())
 

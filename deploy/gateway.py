@@ -1,5 +1,8 @@
-"""`python -m deploy.gateway`: writes `helm/warmroute/files/gateway.yaml`, what a gateway must do by itself while no
-picker answers, as the chart's templates read it. The suite fails while the file differs from what this makes."""
+"""`python -m deploy.gateway`: writes `helm/warmroute/files/gateway.yaml`, which the chart's templates read.
+
+The file has the rules that a gateway must apply by itself while no picker answers. The suite fails while the file
+differs from the output of this module.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ HEAD = "# Made by `make manifests` of router/reading/gateway_rules.py, which exp
 
 
 def text() -> str:
-    """The file."""
+    """Return the file."""
     lists = {
         "forgeable": gateway_rules.FORGEABLE,
         "secrets": gateway_rules.SECRETS,

@@ -1,8 +1,8 @@
-r"""`python -m deploy.manifests`: renders the chart's examples to `deploy/manifests/`, for whoever has no Helm.
+r"""`python -m deploy.manifests`: renders the chart's examples to `deploy/manifests/`, for users without Helm.
 
     sed 's/\bdefault\b/NAMESPACE/' deploy/manifests/vllm.yaml | kubectl apply -f -
 
-Labels that say Helm manages the objects are left out. Helm itself is the one in `.venv-k8s`
+Labels that mark the objects as managed by Helm are left out. Helm itself is the one in `.venv-k8s`
 (`python -m tests.k8s.install`).
 """
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "warmroute"
 HELM = ROOT / ".venv-k8s" / "bin" / "helm"
 TARGET = Path(__file__).with_name("manifests")
-# Each needs nothing but a kind of engine. Others name Secrets, volumes and namespaces of somebody's own.
+# Each needs only one kind of engine. Other examples name Secrets, volumes and namespaces of a particular user.
 EXAMPLES = ("vllm", "sglang")
 NAMESPACE = "default"
 HELM_TIMEOUT_S = 60.0
@@ -30,12 +30,12 @@ HEAD = """\
 
 
 def release(example: str) -> str:
-    """The name of everything in a file, another one in each: two releases may stand beside one another."""
+    """Return the name of all objects in a file, different in each: two releases may run beside each other."""
     return f"warmroute-{example}"
 
 
 def render(example: str) -> str:
-    """One file of manifests. Raises CalledProcessError, with what Helm said in `stderr`."""
+    """Return one file of manifests. Raises CalledProcessError, with Helm's message in `stderr`."""
     values = CHART / "examples" / f"{example}.yaml"
     command = [HELM, "template", release(example), CHART, "--namespace", NAMESPACE, "--skip-tests", "--values", values]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HELM_TIMEOUT_S)

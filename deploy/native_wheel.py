@@ -1,7 +1,7 @@
-"""A native wheel out of the pure one: `python -m deploy.native_wheel WHEEL`.
+"""A native wheel from the pure one: `python -m deploy.native_wheel WHEEL`.
 
-It is the same wheel with libraries beside the modules (compiled.py), for this Python and this platform alone. The new
-one takes the place of the old, and the last word printed is its name.
+It is the same wheel with libraries beside the modules (compiled.py), for this Python and this platform only. The new
+one replaces the old one, and its name is the last printed word.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from deploy.compiled import compile_into
 
 
 def tag() -> str:
-    """Python, ABI and platform that the libraries are for, such as `cp311-cp311-linux_x86_64`."""
+    """Return the Python, ABI and platform of the libraries, such as `cp311-cp311-linux_x86_64`."""
     platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
     return str(next(tags.cpython_tags(platforms=[platform])))
 
 
 def marked(about: str, of: str) -> str:
-    """A pure wheel's WHEEL as that of one with libraries. Raises ValueError for what is none of a pure wheel."""
+    """Return a pure wheel's WHEEL as that of one with libraries. Raises ValueError if it is not of a pure wheel."""
     about, pure = re.subn(r"^Root-Is-Purelib: true$", "Root-Is-Purelib: false", about, flags=re.MULTILINE)
     about, tagged = re.subn(r"^Tag: py3-none-any$", f"Tag: {of}", about, flags=re.MULTILINE)
     if (pure, tagged) != (1, 1):
@@ -35,7 +35,7 @@ def marked(about: str, of: str) -> str:
 
 
 def make_native(wheel: Path) -> Path:
-    """Put libraries into this pure wheel. Returns the wheel that takes its place, beside it."""
+    """Put libraries into this pure wheel. Returns the wheel that replaces it, beside it."""
     with tempfile.TemporaryDirectory(prefix="warmroute-wheel-") as folder:
         _wheel("unpack", "--dest", folder, str(wheel))
         [root] = Path(folder).iterdir()
@@ -49,12 +49,12 @@ def make_native(wheel: Path) -> Path:
 
 
 def _wheel(*words: str) -> None:
-    """The command line of the package `wheel`, which keeps RECORD right."""
+    """Run the command line of the package `wheel`, which keeps RECORD correct."""
     subprocess.run([sys.executable, "-m", "wheel", *words], check=True)
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m deploy.native_wheel", description="libraries in a pure wheel")
     parser.add_argument("wheel", type=Path, help="pure wheel, which a native one takes the place of")
     print(make_native(parser.parse_args().wheel).name)

@@ -1,7 +1,7 @@
-"""Messages of Envoy's external processing, made of router/gateway/extproc.proto: `python -m deploy.protos`.
+"""Messages of Envoy's external processing, made from router/gateway/extproc.proto: `python -m deploy.protos`.
 
-It needs protoc, which grpcio-tools has: `python -m pip install grpcio-tools==1.85.1`, best in an environment of its
-own, since it pins protobuf. `--python` names that environment's interpreter.
+It needs protoc, which grpcio-tools has: `python -m pip install grpcio-tools==1.85.1`, preferably in a separate
+environment, because it pins protobuf. `--python` names that environment's interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def make(python: str, out: Path) -> None:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m deploy.protos", description="messages of external processing")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has grpcio-tools")
     parser.add_argument("--out", type=Path, default=REPO, help="folder that has `router`")

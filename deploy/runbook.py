@@ -1,7 +1,7 @@
 """`python -m deploy.runbook`: the runbook as the router serves it, from docs/operate/runbook.md.
 
-The router brings it, since at three in the morning the internet may be what is away. It is rendered here and not while
-serving, so that the router needs no library for it. Links to other documents become text: they are not served.
+The router includes it, because the internet may be the outage at three in the morning. It is rendered here and not
+while serving, so that the router needs no library for it. Links to other documents become text: they are not served.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ FRAME = """<!doctype html>
 
 
 def rendered(text: str) -> str:
-    """The page of this text: HTML without scripts, styles of its own or links to elsewhere."""
+    """Return the page of this text: HTML without scripts, its own styles or links to other pages."""
     text = re.sub(r"\[([^]]+)\]\((?!#)[^)]+\)", r"\1", text)
-    text = CODE.sub(lambda code: code[0].replace("\\|", "|"), text)  # GitHub wants a backslash there
+    text = CODE.sub(lambda code: code[0].replace("\\|", "|"), text)  # GitHub needs a backslash there
     toc = {"toc": {"slugify": lambda title, _: anchor(title)}}
     body = markdown.markdown(text, extensions=["tables", "fenced_code", "toc"], extension_configs=toc)
     return FRAME.format(body=body)
 
 
 def anchor(title: str) -> str:
-    """A heading's anchor, as GitHub makes it and as alerts link to it."""
+    """Return a heading's anchor, as GitHub makes it and as alerts link to it."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 

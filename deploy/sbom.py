@@ -1,7 +1,7 @@
 """Bill of materials of a lock, as CycloneDX: `python -m deploy.sbom requirements/image.lock OUT`.
 
-The tool reads names, versions and hashes from the lock; the router itself is added here, since its version is in its
-code. Nothing in it depends on when or where it was made.
+The tool reads names, versions and hashes from the lock. The router itself is added here, because its version is in its
+code. The output does not depend on time or machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOOL_TIMEOUT_S = 120.0
 
 
 def version() -> str:
-    """The router's version, read without importing it: its dependencies need not be there."""
+    """Return the router's version without importing it, because its dependencies may be missing."""
     found = re.search(r'^__version__ = "([^"]+)"$', (REPO / "router" / "__init__.py").read_text("utf-8"), re.MULTILINE)
     if not found:
         raise ValueError("router/__init__.py names no __version__")
@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def bill(lock: Path) -> dict[str, Any]:
-    """Everything the lock names, below the router. CalledProcessError if the tool fails."""
+    """Return all packages of the lock, below the router. Raises CalledProcessError if the tool fails."""
     tool = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
     done = subprocess.run(
         [*tool, "--of", "JSON", "--pyproject", str(REPO / "pyproject.toml"), str(lock)],
@@ -46,7 +46,7 @@ def bill(lock: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m deploy.sbom", description="CycloneDX of a lock")
     parser.add_argument("lock", type=Path)
     parser.add_argument("out", type=Path, help="folder for the file")

@@ -1,10 +1,9 @@
-"""Takes out of an environment what the router never imports of the Kubernetes client: `python -m deploy.trim_kubernetes
-SITE`.
+"""Removes unused parts of the Kubernetes client from an environment: `python -m deploy.trim_kubernetes SITE`.
 
 The client is generated: 123 of its 126 MB are a class for each kind of object and each group of the API, twice, for
-blocking code and for asyncio. Discovery needs its configuration (service account, kubeconfig) and its HTTP alone, and
+blocking code and for asyncio. Discovery needs only its configuration (service account, kubeconfig) and its HTTP, and
 decodes pods itself (router/engines/discovery/pods.py). Since version 36 the packages load these classes lazily, so
-that taking them away breaks nothing that does not ask for them.
+their removal breaks only code that uses them.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ GENERATED = ("client/api", "client/models", "aio/client/api", "aio/client/models
 
 
 def trim(site: Path) -> int:
-    """Delete the generated classes below `site` (a site-packages folder) and return how many files went; their packages
-    stay, empty but for `__init__.py`. Raises FileNotFoundError where the client is not as this knows it."""
+    """Delete the generated classes below `site` (a site-packages folder) and return the number of deleted files.
+
+    Their packages stay, empty except for `__init__.py`. Raises FileNotFoundError if the client has an unknown layout.
+    """
     gone = 0
     for part in GENERATED:
         folder = site / "kubernetes" / part

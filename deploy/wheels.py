@@ -1,10 +1,10 @@
 """Native wheels that run on other machines, one for each Python here: `make wheels`.
 
-Theory: libraries are for one Python, one architecture, and the glibc that they were made with or newer ones. What they
-ask of glibc is read by auditwheel, which names the oldest that has it (https://peps.python.org/pep-0600/), and a wheel
-that asks for one newer than GLIBC_MAX is an error. Each is the pure wheel of dist.py with libraries in it, made in an
-environment of its own of locked packages, and tried in a fresh one before it counts. Another architecture's are made on
-such a machine, as the release workflow does.
+Theory: libraries are for one Python, one architecture, and the glibc that they were built with or newer ones.
+auditwheel reads their requirements on glibc and names the oldest version that meets them
+(https://peps.python.org/pep-0600/). A wheel that requires one newer than GLIBC_MAX is an error. Each is the pure wheel
+of dist.py with libraries added. It is built in a separate environment of locked packages, and tried in a fresh one
+before it counts. Wheels of another architecture are built on such a machine, as the release workflow does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deploy.compiled import MODULES
 REPO = dist.REPO
 GLIBC_MAX = 28  # minor version: Debian 10, RHEL 8, Amazon Linux 2023
 ARCHITECTURES = ("x86_64", "aarch64")
-# What is installed is compiled as it is imported: most of it never is.
+# Installed packages are compiled as they are imported: most of them never are.
 INSTALL = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
 ASK = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
 TRIAL = """
@@ -38,19 +38,21 @@ for name in sys.argv[1:]:
 
 
 class WheelError(Exception):
-    """A wheel could not be made, or is not what it should be; the message says which and why."""
+    """A wheel could not be made, or is not as it should be; the message names the wheel and the reason."""
 
 
 def supported() -> list[str]:
-    """The Pythons that the project says it runs on, such as `3.11`."""
+    """Return the Pythons that the project's classifiers list, such as `3.11`."""
     about = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", each) for each in about["classifiers"]]
     return [each[1] for each in found if each]
 
 
 def interpreters(path: str, more: Sequence[Path] = ()) -> dict[str, Path]:
-    """Interpreters of supported Pythons: `more`, then the first of each on this PATH. One that only stands for another
-    which is not there, as pyenv has them, does not count."""
+    """Return interpreters of supported Pythons: `more`, then the first of each on this PATH.
+
+    A shim for an interpreter that is not installed, as pyenv has them, does not count.
+    """
     found: dict[str, Path] = {}
     wanted = supported()
     named: list[tuple[str | None, Path]] = [(None, each) for each in more]
@@ -66,7 +68,7 @@ def interpreters(path: str, more: Sequence[Path] = ()) -> dict[str, Path]:
 
 
 def glibc_of(wheel: str) -> int:
-    """The minor version of glibc 2 that this wheel's name asks for. Raises WheelError for a wheel without one."""
+    """Return the minor version of glibc 2 that this wheel's name requires. Raises WheelError if it has none."""
     minors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel)]
     if not minors:
         raise WheelError(f"{wheel}: not a wheel for any Linux but the one that it was made on")
@@ -74,7 +76,7 @@ def glibc_of(wheel: str) -> int:
 
 
 def make(python: Path, pure: Path, out: Path) -> Path:
-    """The wheel for this interpreter in `out`, out of the pure one. Raises WheelError."""
+    """Make the wheel for this interpreter in `out`, from the pure one. Raises WheelError."""
     with tempfile.TemporaryDirectory(prefix="warmroute-wheels-") as folder:
         place = Path(folder)
         builder = _environment(python, place / "build", "native")
@@ -84,8 +86,10 @@ def make(python: Path, pure: Path, out: Path) -> Path:
 
 
 def finish(python: Path, made: Path, out: Path) -> Path:
-    """A native wheel that was made for this interpreter, fit for any Linux of GLIBC_MAX and tried, in `out`. Raises
-    WheelError."""
+    """Make a native wheel fit for any Linux of GLIBC_MAX, try it, and put it into `out`.
+
+    `made` was built for this interpreter. Raises WheelError.
+    """
     with tempfile.TemporaryDirectory(prefix="warmroute-wheels-") as folder:
         place = Path(folder)
         repair: list[str | Path] = [
@@ -110,7 +114,7 @@ def finish(python: Path, made: Path, out: Path) -> Path:
 
 
 def _environment(python: Path, place: Path, lock: str) -> Path:
-    """A fresh environment with the packages of this lock; its interpreter."""
+    """Make a fresh environment with the packages of this lock, and return its interpreter."""
     _run([python, "-m", "venv", "--without-pip", place])
     made = place / "bin" / "python"
     _install(made, "--only-binary", ":all:", "--require-hashes", "-r", REPO / "requirements" / f"{lock}.lock")
@@ -118,12 +122,12 @@ def _environment(python: Path, place: Path, lock: str) -> Path:
 
 
 def _install(python: Path, *words: str | Path) -> None:
-    """Have this interpreter's pip install into that one's environment, which has none."""
+    """Install into that interpreter's environment by the pip of this one, because it has no pip."""
     _run([sys.executable, "-m", "pip", "--python", python, *INSTALL, *words])
 
 
 def _run(words: Sequence[str | Path], cwd: Path = REPO, **more: str) -> str:
-    """What this command prints. Raises WheelError with all that it said."""
+    """Run a command and return its stdout. Raises WheelError with all of its output."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -132,7 +136,7 @@ def _run(words: Sequence[str | Path], cwd: Path = REPO, **more: str) -> str:
 
 
 def main() -> int:
-    """The command line; 1 where a wheel is not as it should be, 2 for what is missing."""
+    """Run the command line; 1 if a wheel is not as it should be, 2 if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m deploy.wheels", description="native wheels for other machines")
     parser.add_argument("out", type=Path, help="folder for the wheels")
     parser.add_argument("--python", type=Path, nargs="+", default=[], help="interpreters, beside those on the PATH")

@@ -1,10 +1,10 @@
-"""Dashboards and alert rules as Python: what `deploy/grafana`, `deploy/prometheus` and the chart's copies are made of.
+"""Dashboards and alert rules as Python, the source of `deploy/grafana`, `deploy/prometheus` and the chart's copies.
 
-    dashboards  what is on each dashboard, and what each panel means
-    grafana     panels to Grafana's JSON
+    dashboards  the panels of each dashboard, and their meaning
+    grafana     panels as Grafana's JSON
     rules       recording rules and alerts
     scene       replicas, a router, Prometheus and trouble, on this machine
-    picture     a dashboard as a picture, from what Prometheus scraped
+    picture     a dashboard as a picture, from data that Prometheus scraped
 
-`python -m deploy.observability` writes all files; with `--check` it says which of them are not what it would write.
+`python -m deploy.observability` writes all files; with `--check` it lists the files that differ from its output.
 """

@@ -1,4 +1,4 @@
-"""`python -m deploy.observability`: write dashboards and rules, and the chart's copies; `--check`: say what differs."""
+"""`python -m deploy.observability`: write dashboards and rules, and the chart's copies; `--check`: list differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def files() -> dict[str, str]:
-    """What is to be in each file, by its path in the repository."""
+    """Return the intended content of each file, by its path in the repository."""
     boards = {f"{name}.json": to_json(board, list(BOARDS.values())) for name, board in BOARDS.items()}
     made = {f"{folder}/{name}": text for folder in FOLDERS for name, text in boards.items()}
     return made | dict.fromkeys(RULES, to_yaml())
@@ -26,13 +26,13 @@ RULES = ("deploy/prometheus/rules.yaml", "helm/warmroute/files/rules.yaml")
 
 
 def differing() -> list[str]:
-    """Files that are not what they should be."""
+    """Return the files that differ from their intended content."""
     made = files()
     return [name for name, text in made.items() if not (REPO / name).is_file() or (REPO / name).read_text() != text]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1 when `--check` finds a difference."""
+    """Run the command; 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(prog="python -m deploy.observability", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     options = parser.parse_args(argv)

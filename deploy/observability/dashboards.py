@@ -1,10 +1,11 @@
-"""What is on each dashboard. One file says it all; grafana.py makes JSON of it.
+"""Contents of each dashboard. All of it is in this file; grafana.py makes JSON of it.
 
-Expressions are of what routers emit themselves, not of recording rules, so that a dashboard works without these. A
-ratio has no value where there was nothing to divide by: no traffic is no bad hit rate. There is one hit rate, hits over
-hits and misses; what engines told is beside it, and what they did not tell is grey. Several routers see the same
-replicas: what each knows of one is taken at its maximum, what each does with it is added up. Where one series a state
-says which it is, the states become a number in each router first: of two routers' states a sum would be a third.
+Expressions use the routers' own metrics, not recording rules, so that a dashboard works without these. A ratio has no
+value if its denominator is zero: no traffic is not a bad hit rate. There is one hit rate, hits over hits and misses.
+The engines' reported rate is shown beside it, and the part that they did not report is grey. Several routers see the
+same replicas: figures of a replica's state are taken at their maximum, figures of a router's actions on it are added
+up. If a metric has one series per state, the states first become a number in each router: a sum of two routers' states
+would be a third state.
 """
 
 from __future__ import annotations
@@ -24,58 +25,58 @@ R = "[$__rate_interval]"
 
 
 def rate(metric: str, by: str = "", labels: str = OF) -> str:
-    """Its sum over routers, a second."""
+    """Return the metric's sum over routers, per second."""
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{labels}}}{R}))"
 
 
 def ratio(part: str, whole: str) -> str:
-    """No value where there is no whole."""
+    """Return a ratio without a value if the whole is zero."""
     return f"{part} / ({whole} > 0)"
 
 
 def quantile(q: float, metric: str, by: str = "", labels: str = OF) -> str:
-    """Of a histogram of seconds."""
+    """Return a quantile of a histogram of seconds."""
     return f"histogram_quantile({q}, {rate(f'{metric}_bucket', f'le, {by}' if by else 'le', labels)})"
 
 
 def quantiles(metric: str, labels: str = OF) -> list[tuple[str, str]]:
-    """The three that are asked for at night."""
+    """Return the three quantiles that matter during an incident."""
     return [(quantile(q, metric, labels=labels), name) for q, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))]
 
 
 def most(metric: str, by: str, labels: str = OF) -> str:
-    """What any router knows of each."""
+    """Return the maximum over routers for each label value."""
     return f"max by ({by}) ({metric}{{{labels}}})"
 
 
 def total(metric: str, by: str = "", labels: str = OF) -> str:
-    """What all routers have."""
+    """Return the sum over all routers."""
     return f"sum{f' by ({by})' if by else ''} ({metric}{{{labels}}})"
 
 
 def hits(by: str = "") -> str:
-    """Tokens that were cached, a second: nought where there are misses alone."""
+    """Return cached tokens per second: zero if there are only misses."""
     return f"({tokens('hit', by)} or 0 * {tokens('miss', by)})"
 
 
 def tokens(name: str, by: str = "") -> str:
-    """Of a counter of tokens by model, a second."""
+    """Return a counter of tokens by model, per second."""
     return rate(f"warmroute_{name}_tokens_total", by, MODEL)
 
 
 def prompts(by: str = "") -> str:
-    """All prompt tokens, a second."""
+    """Return all prompt tokens per second."""
     return f"({hits(by)} + ({tokens('miss', by)} or 0 * {tokens('hit', by)}))"
 
 
 def of_engine(metric: str, by: str = "") -> str:
-    """One of vLLM's own, by the replica that the scraped address is."""
+    """Return one of vLLM's own metrics, by the replica of the scraped address."""
     each = f'label_replace({metric}, "replica", "http://$1", "instance", "(.*)")'
     return f"sum by ({'replica, ' + by if by else 'replica'}) ({each})"
 
 
 def reaching() -> list[tuple[str, str]]:
-    """Parts of the prompt tokens asked for that reach each stage of the funnel, over the time shown."""
+    """Return the shares of the prompt tokens that reach each stage of the funnel, over the displayed time."""
 
     def tokens_of(labels: str) -> str:
         return f"sum (increase(warmroute_funnel_tokens_total{{{labels}}}[$__range]))"
@@ -93,7 +94,7 @@ COUNTED = ratio(tokens("counted_cached"), tokens("counted_prompt"))
 PREDICTED = ratio(tokens("predicted_cached"), tokens("prompt"))
 TOLD = ratio(f"({tokens('reported_prompt')} or 0 * {prompts()})", prompts())
 TOLD_OR_COUNTED = f"{TOLD} + ({ratio(tokens('counted_prompt'), prompts())} or 0 * {prompts()})"
-SHOWN_MIN = 0.2  # share of prompt tokens below which what was told says nothing of the whole
+SHOWN_MIN = 0.2  # share of prompt tokens below which the reported part is not representative
 FAILED = MODEL + ',status=~"5.."'
 FORETOLD = rate("warmroute_ttft_predictions_total", labels=MODEL)
 WITHIN_P50 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within="p50"')
@@ -101,12 +102,12 @@ WITHIN_P90 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within=~"
 AGENTS = OF + ',agent!=""'
 AVOIDABLE = MODEL + ',reason=~"diverged|evicted|spilled|replica_lost|identity|mispredicted"'
 ASKED = rate("warmroute_requests_total", labels=MODEL)
-ERRORS = ratio(f"({rate('warmroute_requests_total', labels=FAILED)} or 0 * {ASKED})", ASKED)  # nought is a figure, too
+ERRORS = ratio(f"({rate('warmroute_requests_total', labels=FAILED)} or 0 * {ASKED})", ASKED)  # zero is a value, too
 SHED = f"{rate('warmroute_shed_requests_total', 'code', MODEL)} / on () group_left () ({ASKED} > 0)"
 HITS = ((None, RED), (0.3, YELLOW), (0.6, GREEN))
 FAILS = ((None, GREEN), (0.001, YELLOW), (0.01, RED))
 GRADES = (("2", "exact", GREEN), ("1", "catching-up", YELLOW), ("0", "estimated", "blue"))
-# What goes well is green, what costs a little blue, what costs much yellow.
+# Good outcomes are green, those that cost a little blue, those that cost much yellow.
 WELL_KNOWN = (("exact", GREEN), ("catching-up", YELLOW), ("estimated", "blue"))
 SAVED = (("saved", GREEN), ("computed", YELLOW))
 WENT = (
@@ -120,7 +121,7 @@ WENT = (
     ("pull", "text"),
     ("split", "light-green"),
 )
-FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, a second
+FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, per second
 MISSED = (
     ("diverged", RED),
     ("evicted", "orange"),
@@ -438,7 +439,7 @@ OVERVIEW = Board(
 
 
 def state(of_routers: str, metric: str, label: str, *weights: tuple[int, str]) -> str:
-    """One number for each replica; `of_routers`, min or max, is the view that is shown where routers differ."""
+    """Return one number for each replica; `of_routers`, min or max, decides if routers differ."""
     terms = (f'{weight} * {metric}{{{REPLICA},{label}="{value}"}}' for weight, value in weights)
     return f"{of_routers} by (replica) ({f' + ignoring ({label}) '.join(terms)})"
 
@@ -446,7 +447,7 @@ def state(of_routers: str, metric: str, label: str, *weights: tuple[int, str]) -
 GRADE_OF = state("min", "warmroute_replica_grade", "grade", (2, "exact"), (1, "catching-up"))
 BREAKER_OF = state("max", "warmroute_replica_breaker", "state", (3, "open"), (2, "half-open"), (1, "resting"))
 def of_probes(metric: str) -> str:
-    """Of a counter of the engine's that every router reads: what any of them has seen, a second."""
+    """Return the rate of an engine's counter that every router reads, as the maximum over routers."""
     return f"max by (replica) (rate({metric}{{{REPLICA}}}{R}))"
 
 

@@ -1,7 +1,7 @@
 """Draw a dashboard: `python drawing.py DATA.json PICTURE.png`, with matplotlib, which is in .venv-k8s.
 
-What is drawn is what picture.py wrote: the dashboard's JSON, and for each panel what Prometheus answered. The page is
-laid out as Grafana lays it out, 24 columns wide.
+Its input is the output of picture.py: the dashboard's JSON, and Prometheus' answer for each panel. The layout is
+Grafana's, 24 columns wide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Series = tuple[str, list[float], list[float]]  # legend, minutes, values
 
 
 def told(value: float, unit: str) -> str:
-    """A figure with its unit, as short as it can be."""
+    """Return a figure with its unit, as short as possible."""
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     if unit == "s":
@@ -51,7 +51,7 @@ def told(value: float, unit: str) -> str:
 
 
 def series_of(panel: dict[str, Any], begun_s: float) -> list[Series]:
-    """Its series, without values that are none; in a stack without series that are nothing but nought."""
+    """Return a panel's series without values that are not finite; in a stack also without series of only zeros."""
     found = []
     keep_noughts = not _stacked(panel)
     for target, answer in zip(panel["targets"], panel["answers"], strict=True):
@@ -72,7 +72,7 @@ def _stacked(panel: dict[str, Any]) -> bool:
 
 
 def _fixed(panel: dict[str, Any]) -> dict[str, str]:
-    """Colours of its own, by legend."""
+    """Return the panel's fixed colours, by legend."""
     return {
         each["matcher"]["options"]: NAMED[setting["value"]["fixedColor"]]
         for each in panel["fieldConfig"].get("overrides", ())
@@ -82,7 +82,7 @@ def _fixed(panel: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
-    """The whole page."""
+    """Draw the whole page."""
     mpl.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "axes.edgecolor": "#2c3235"})
     mpl.rcParams.update({"xtick.color": FAINT, "ytick.color": FAINT, "font.size": 8})
     panels = [panel for panel in data["panels"] if panel["type"] not in {"row", "heatmap"}]

@@ -1,7 +1,7 @@
-"""Panels to Grafana's JSON, by Grafana's own builders, so that no field of its schema is remembered here.
+"""Panels as Grafana's JSON, by Grafana's own builders, so that no field of its schema is hard-coded here.
 
 A dashboard is rows of panels, 24 columns wide; a row's panels share its width. Every query is of the data source
-`$datasource` and every panel says in its description what it means and what to do.
+`$datasource`. Every panel's description has its meaning and the action to take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOURCE = model.DataSourceRef("prometheus", "${datasource}")
 GREEN, YELLOW, RED = "green", "yellow", "red"
 CALCULATED = ["mean", "lastNotNull", "max"]
 
-Colours = tuple[tuple[float | None, str], ...]  # from which value on; None: from the lowest
+Colours = tuple[tuple[float | None, str], ...]  # lower bound of each colour; None: the lowest value
 States = tuple[tuple[str, str, str], ...]  # value, text, colour
 
 
@@ -44,20 +44,20 @@ class Panel:
     """One panel. `queries` are (expression, legend); `unit` is one of Grafana's."""
 
     title: str
-    text: str  # what it means, and what to do
+    text: str  # meaning, and action to take
     queries: Sequence[tuple[str, str]]
     unit: str = "short"
-    kind: str = "timeseries"  # or stat, bars, states, table, heatmap (of buckets, with `le` as legend)
+    kind: str = "timeseries"  # or stat, bars, states, table; heatmap takes buckets, with `le` as legend
     stack: bool = False
     colours: Colours = ()
     states: States = ()
     top: float | None = None  # of the axis
-    fixed: tuple[tuple[str, str], ...] = ()  # colours of series by legend, where a colour means something
+    fixed: tuple[tuple[str, str], ...] = ()  # colours of series by legend, for colours with a meaning
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across all panels where the expression has a value."""
+    """A line across all panels at times at which the expression has a value."""
 
     name: str
     expr: str
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard. `variables` are label names of `of`, besides job and namespace: (label, metric)."""
+    """One dashboard. `variables` are further label names beside job and namespace: (label, metric)."""
 
     uid: str
     title: str
@@ -86,7 +86,7 @@ class Board:
 
 
 def to_json(board: Board, boards: Sequence[Board]) -> str:
-    """Grafana's JSON of a board that links to the other `boards`."""
+    """Return Grafana's JSON of a board that links to the other `boards`."""
     it = (
         dashboard.Dashboard(board.title)
         .uid(board.uid)
@@ -134,7 +134,7 @@ def _variable(label: str, metric: str) -> dashboard.QueryVariable:
         .sort(model.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
         .include_all(True)
-        .all_value(".*")  # also where a series has no such label
+        .all_value(".*")  # also for a series without such a label
         .current(everything)
     )
 

@@ -1,9 +1,9 @@
-"""`python -m deploy.observability.picture`: the overview dashboard as a picture, from what a real Prometheus scraped.
+"""`python -m deploy.observability.picture`: the overview dashboard as a picture, from data of a real Prometheus.
 
-Starts everything itself: simulated replicas, the router, Prometheus; plays agents' sessions through round robin, then
-through warm, each before replicas of its own that hold nothing yet, and ends a replica if they are still under way
-KILL_AFTER_S later. Needs Prometheus (its package) and
-matplotlib (`make test-k8s` has it in .venv-k8s). Takes some two minutes of a machine that has nothing else to do.
+Starts simulated replicas, the router, and Prometheus. It plays agents' sessions through round robin, then through warm,
+each in front of separate replicas with empty caches. If sessions still run KILL_AFTER_S later, it kills a replica.
+Needs Prometheus (its package) and matplotlib (`make test-k8s` has it in .venv-k8s). Takes about two minutes of an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CAPTION = (
 
 
 async def gather(folder: Path, requests: int) -> dict[str, Any]:
-    """The run, and what the dashboard's panels show of it."""
+    """Run the scenes, and return the data of the dashboard's panels."""
     board: dict[str, Any] = json.loads((REPO / "deploy" / "grafana" / "overview.json").read_text(encoding="utf-8"))
     async with scene(folder, replicas=2 * REPLICAS, time_scale=TIME_SCALE) as it:
         begun_s, marks = time.time(), []
@@ -61,7 +61,7 @@ async def gather(folder: Path, requests: int) -> dict[str, Any]:
 
 
 async def trouble(it: Scene, load: asyncio.Task[Any], marks: list[tuple[float, str]]) -> None:
-    """A replica ends while sessions are under way."""
+    """Kill a replica while sessions run."""
     await asyncio.wait({load}, timeout=KILL_AFTER_S)
     if not load.done():
         marks.append((time.time(), "a replica ends"))
@@ -69,7 +69,7 @@ async def trouble(it: Scene, load: asyncio.Task[Any], marks: list[tuple[float, s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1 when something that it takes is not there."""
+    """Run the command; 1 if something that it needs is missing."""
     parser = argparse.ArgumentParser(prog="python -m deploy.observability.picture", description=__doc__)
     parser.add_argument("--requests", type=int, default=100, help="of round robin; warm gets three times as many")
     parser.add_argument("--out", type=Path, default=PICTURE)

@@ -1,15 +1,16 @@
 """Recording rules and alerts.
 
-An alert fires on what somebody can act on, and never for want of traffic: a ratio has no value where its whole is
-nought, and comparisons with the past ask that there is something to compare. `for` is long enough that one restart or
-one burst says nothing. Each alert has a section of its name in docs/operate/runbook.md.
+An alert fires only on a condition that somebody can act on, and never because traffic is missing. A ratio has no value
+if its whole is zero, and comparisons with the past require that there is data to compare. `for` is long enough to
+ignore one restart or one burst. Each alert has a section of its name in docs/operate/runbook.md.
 
-Recording rules keep `job` and `namespace`: one value for all routers of a deployment. Where a small model would drown
-in the traffic of a large one, they keep `model`, too.
+Recording rules keep `job` and `namespace`: one value for all routers of a deployment. They also keep `model` if a large
+model's traffic would hide a small one.
 
-There is one hit rate: hits over hits and misses, each token by the engine's count where its answer told, and as
-predicted elsewhere. An answer that tells moves it by its own tokens and no more. Beside it stand the part of tokens of
-which answers told (`verified`) or engines' counters did (`counted`), and what these two alone say.
+There is one hit rate: hits over hits and misses. Each token counts as the engine reports it in the answer, or as
+predicted if the answer does not report it. An answer with a report changes the rate only by its own tokens. Beside it
+are the share of tokens with a report in the answer (`verified`) or by engines' counters (`counted`), and the hit rates
+of these two alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-# The page that each router serves, through the port-forward that its first lines show; the chart takes another address.
+# The page that each router serves, through the port-forward of its first lines; the chart uses another address.
 RUNBOOK = "http://127.0.0.1:8001/runbook"
 BY = "job, namespace"
 BY_MODEL = f"{BY}, model"
@@ -34,14 +35,14 @@ class Alert:
 
     name: str
     expr: str
-    after: str  # that it holds
+    after: str  # minimum time for which it holds
     severity: str
     summary: str
     description: str
 
     @property
     def rule(self) -> dict[str, Any]:
-        """As a rule file has it."""
+        """The alert as a rule file has it."""
         return {
             "alert": self.name,
             "expr": self.expr,
@@ -56,18 +57,21 @@ class Alert:
 
 
 def rate(metric: str, window: str, labels: str = "", by: str = BY) -> str:
-    """Its sum a second."""
+    """Return the metric's sum per second."""
     return f"sum by ({by}) (rate({metric}{labels}[{window}]))"
 
 
 def ratio(part: str, whole: str) -> str:
-    """No value where there is no whole."""
+    """Return a ratio without a value if the whole is zero."""
     return f"{part} / ({whole} > 0)"
 
 
 def _hits(window: str) -> dict[str, str]:
-    """By model: what was cached; of what part answers told, or engines' counters; what these said was cached; what was
-    predicted of answers that told nothing, and of all."""
+    """Return the rules of hit rates by model.
+
+    They are the hit rate, the shares that answers or engines' counters report, the hit rates by these reports, and the
+    predicted hit rates of answers without a report and of all answers.
+    """
 
     def tokens(name: str) -> str:
         return rate(f"warmroute_{name}_tokens_total", window, by=BY_MODEL)
@@ -90,7 +94,7 @@ def _hits(window: str) -> dict[str, str]:
 
 
 def recorded() -> dict[str, str]:
-    """Expressions by the names that they are recorded under."""
+    """Return expressions by their recorded names."""
     rules = {"warmroute:requests:rate5m": rate("warmroute_requests_total", "5m", by=BY_MODEL)}
     rules["warmroute:prompt_tokens:rate5m"] = rate("warmroute_prompt_tokens_total", "5m", by=BY_MODEL)
     rules["warmroute:completion_tokens:rate5m"] = rate("warmroute_completion_tokens_total", "5m", by=BY_MODEL)
@@ -124,12 +128,12 @@ ALL_REQUESTS = f"sum by ({BY}) ({REQUESTS})"
 OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}', by=BY_MODEL)
 OVER = rate("warmroute_overpredicted_tokens_total", "30m")
 CACHED = rate("warmroute_cached_tokens_total", "30m")
-# Every base model of which some router has had a ready replica of late, and that no router has one of now.
+# Every base model that recently had a ready replica in some router, and now has one in no router.
 MODEL_READY = f"max by ({BY_MODEL}) (warmroute_model_ready_replicas)"
 MODEL_WAS_READY = f"max by ({BY_MODEL}) (max_over_time(warmroute_model_ready_replicas[6h])) > 0"
 EXACT = 'warmroute_replica_grade{grade="exact"}'
-# A router that restarts is another `instance`, an engine that does another `replica`: what was exact is looked for
-# among all routers for each replica, and, where none is exact now, among all replicas.
+# A router that restarts is another `instance`, an engine that restarts another `replica`. So an earlier `exact` is
+# searched among all routers for each replica, and, if no replica is exact now, among all replicas.
 NO_LONGER = " or ".join(
     f"({EXACT} == 0 and on ({of}) {now}max by ({of}) (max_over_time({EXACT}[6h])) == 1)"
     for of, now in ((f"{BY}, replica", ""), (BY, f"max by ({BY}) ({EXACT}) == 0 and on ({BY}) "))
@@ -216,7 +220,7 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteHitRateUnproven",
-        # What was predicted of answers that do not tell, against what engines counted of them.
+        # The prediction for answers without a report, against the engines' counters for them.
         f"({SILENT} - {COUNTED} > 0.15) and warmroute:token_hit_rate_counted_share:ratio_rate30m > 0.2"
         f" and {REQUESTS} > 0.1",
         "30m", TICKET,
@@ -271,7 +275,7 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteBreakerOpen",
-        # Half-open at each trial, which takes long where the replica hangs.
+        # The breaker is half-open at each trial, which takes long if the replica hangs.
         'max_over_time(warmroute_replica_breaker{state="open"}[3m]) == 1',
         "5m", TICKET,
         "A replica fails or hangs though its health checks pass",
@@ -339,7 +343,7 @@ ALERTS = (
 
 
 def to_yaml() -> str:
-    """The rule file."""
+    """Return the rule file."""
     recording = [{"record": name, "expr": expr} for name, expr in recorded().items()]
     groups = [
         {"name": "warmroute.recording", "rules": recording},

@@ -1,8 +1,8 @@
-"""Replicas, a router and Prometheus on this machine, under load and in trouble: what dashboards are tried on.
+"""Replicas, a router and Prometheus on this machine, under load and faults, to try dashboards.
 
-Replicas are those of `python -m loadtest engine`, with KV events, each a process of its own so that it can be killed.
-The router runs as operators run it, with a settings file and a keys file. Prometheus is the real one, from the package
-of that name; it scrapes every SCRAPE_S and evaluates our rules.
+Replicas are those of `python -m loadtest engine`, with KV events, each a separate process so that it can be killed. The
+router runs as operators run it, with a settings file and a keys file. Prometheus is the real one, from the package of
+that name; it scrapes every SCRAPE_S and evaluates our rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 MODEL = "sim"
 SCRAPE_S = 4.0
 START_S = 60.0
-LONG_TOKENS = 100_000  # of an answer that is surely under way when its replica ends
+LONG_TOKENS = 100_000  # of an answer that certainly still runs when its replica ends
 TENANTS: dict[str, dict[str, Any]] = {"acme": {"receipts": True}, "globex": {}, "thrifty": {"requests_per_min": 5}}
 CHAT = "/v1/chat/completions"
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yaml"
@@ -39,12 +39,12 @@ LIVELY = {"$job": ".*", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
 
 
 class SceneError(Exception):
-    """Something did not start; the message says what."""
+    """Something did not start; the message names it."""
 
 
 @dataclass
 class Scene:
-    """What runs. `folder` holds the files of all of it."""
+    """The running processes. `folder` has the files of all of them."""
 
     folder: Path
     time_scale: float
@@ -53,18 +53,19 @@ class Scene:
     replicas: list[str] = field(default_factory=list)
     engines: dict[str, Process] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    secret: str = field(default_factory=make_key)  # one for all routers: with another one all prompts are others
+    # one for all routers: a different one changes the hashes of all prompts
+    secret: str = field(default_factory=make_key)
     port: int = 0
     admin_port: int = 0
     router: Process | None = None
-    shared_url: str = ""  # store that the router shares with others; "": none
+    shared_url: str = ""  # store that the router shares with others; "": no store
 
     def headers(self, tenant: str = "acme") -> dict[str, str]:
-        """That show a tenant's key."""
+        """Return headers with a tenant's key."""
         return {"Authorization": f"Bearer {self.keys[tenant]}"}
 
     def write_settings(self, policy: str = "warm", **admission: Any) -> Path:  # noqa: ANN401 - as in a settings file
-        """The router's settings file, with limits that are soon met."""
+        """Write the router's settings file, with limits that are soon reached."""
         settings = {
             "replicas": self.replicas,
             "listen": {"host": HOST, "port": self.port, "admin_port": self.admin_port, "lame_duck_s": 0},
@@ -79,18 +80,18 @@ class Scene:
         return file
 
     async def reload(self) -> None:
-        """Have the router read its settings again."""
+        """Let the router reload its settings."""
         if self.router is not None:
             os.kill(self.router.pid, signal.SIGHUP)
 
     async def kill(self, replica: str) -> None:
-        """End a replica at once, whatever it is doing."""
+        """Kill a replica at once."""
         os.kill(self.engines[replica].pid, signal.SIGKILL)
 
     async def kill_answering(self) -> str:
-        """End a replica in the middle of an answer, so that an attempt surely fails; its URL.
+        """Kill a replica in the middle of an answer, so that an attempt certainly fails. Returns its URL.
 
-        Raises SceneError when no replica takes the request in time.
+        Raises SceneError if no replica accepts the request in time.
         """
         messages = [{"role": "user", "content": "?"}]
         body = {"model": MODEL, "max_tokens": LONG_TOKENS, "stream": True, "messages": messages}
@@ -104,11 +105,11 @@ class Scene:
                         await self.kill(replica)
                         await response.read()
                         return replica
-                await asyncio.sleep(1)  # turned away: too much else is under way
+                await asyncio.sleep(1)  # rejected: too many other requests are running
         raise SceneError("no replica took a long request")
 
     async def replay(self, requests: int, sessions: int, tenant: str = "acme", policy: str = "") -> Row:
-        """Agents' sessions from a real trace. What is turned away or broken by trouble is in the row."""
+        """Replay agents' sessions from a real trace. Rejected and broken requests are in the row."""
         settings = ReplaySettings(
             url=self.url,
             model=MODEL,
@@ -125,7 +126,7 @@ class Scene:
         return await run_replay(shipped_trace("claude_code_sessions"), settings)
 
     async def burst(self, count: int, tenant: str) -> list[int]:
-        """So many streams at once, each with a deadline of a minute for its first token; their statuses."""
+        """Open `count` streams at once, with a deadline of a minute for the first token. Returns their statuses."""
         headers = self.headers(tenant) | {"x-warmroute-ttft-ms": "60000"}
         async with aiohttp.ClientSession() as client:
 
@@ -143,7 +144,7 @@ class Scene:
             return await asyncio.gather(*map(one, range(count)))
 
     async def query(self, expr: str, start_s: float, end_s: float, step_s: float = 1.0) -> list[dict[str, Any]]:
-        """Series of an expression as dashboards have it, over Unix times. Raises SceneError on a bad one."""
+        """Return the series of a dashboard's expression, over Unix times. Raises SceneError for a bad one."""
         params: dict[str, str | float] = {
             "query": filled(expr, end_s - start_s),
             "start": start_s,
@@ -162,7 +163,7 @@ class Scene:
 
 
 def filled(expr: str, range_s: float) -> str:
-    """With Grafana's variables filled in, all of each chosen."""
+    """Return the expression with all values of each Grafana variable filled in."""
     for name, value in (
         LIVELY | {"$__rate_interval": f"{5 * SCRAPE_S:g}s", "$__range": f"{max(1, round(range_s))}s"}
     ).items():
@@ -172,7 +173,7 @@ def filled(expr: str, range_s: float) -> str:
 
 @asynccontextmanager
 async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncIterator[Scene]:
-    """Replicas and Prometheus, which waits for a router: see `routing`."""
+    """Run replicas and Prometheus, which waits for a router: see `routing`."""
     it = Scene(folder, time_scale, port=free_port(), admin_port=free_port())
     it.url = f"http://{HOST}:{it.port}"
     it.keys = {tenant: make_key() for tenant in TENANTS}
@@ -190,7 +191,7 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
 
 @asynccontextmanager
 async def routing(it: Scene, policy: str = "warm", **admission: Any) -> AsyncIterator[None]:  # noqa: ANN401 - likewise
-    """A router in front of the scene's replicas, always on the same port; ready when the block begins."""
+    """Run a router in front of the scene's replicas, always on the same port; ready when the block begins."""
     file = it.write_settings(policy, **admission)
     async with started("the router", [sys.executable, "-m", "router", "serve", "--config", str(file)]) as router:
         await router.said(LISTENING)

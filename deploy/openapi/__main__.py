@@ -48,7 +48,7 @@ Besides what a line says, whatever is asked may be answered by one of {any}.
 
 
 def document() -> Part:
-    """The whole document."""
+    """Return the whole document."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -72,7 +72,7 @@ def document() -> Part:
 
 
 def rendered(value: Part, depth: int = 2) -> str:
-    """JSON with a line for each path and each component, so that a change of one is a change of a line."""
+    """Return JSON with a line for each path and each component, so that a change of one is a change of a line."""
     if not depth or not isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     inside = (f'"{name}":{rendered(part, depth - 1 + (name == "components"))}' for name, part in value.items())
@@ -80,7 +80,7 @@ def rendered(value: Part, depth: int = 2) -> str:
 
 
 def page(described: Part) -> str:
-    """The page: a table of operations for each tag, then the fields of each schema."""
+    """Return the page: a table of operations for each tag, then the fields of each schema."""
     parts = [HEAD.format(any=", ".join(map(str, ANY)))]
     for tag, about in TAGS.items():
         lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | what it does | takes | answers |"]
@@ -105,7 +105,7 @@ def _operations(described: Part, tag: str) -> Iterator[str]:
 
 
 def _answered(status: str, shown: Part) -> str:
-    """A status, and the body's schema where that is no error's."""
+    """Return a status, and the body's schema unless it is an error's."""
     if "$ref" in shown:
         return status
     names = [_named(content["schema"]) for content in shown.get("content", {}).values() if "schema" in content]
@@ -125,7 +125,7 @@ def _bodies(described: Part) -> Iterator[str]:
 
 
 def _named(schema: Part) -> str:
-    """A type in few words, with a link where it is a schema of its own."""
+    """Return a type in few words, with a link if it has its own schema."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -1,4 +1,4 @@
-"""The errors of each listener by status, the headers of receipts, and what a request may say of itself."""
+"""Errors of each listener by status, headers of receipts, and hints that a request may carry."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ ADMIN = {
     501: "The body comes in an unknown coding.",
     505: "Another version of HTTP.",
 }
-ANY = (400, 408, 413, 414, 431, 500, 501, 505)  # statuses with which a server may answer whatever is asked
+ANY = (400, 408, 413, 414, 431, 500, 501, 505)  # statuses with which a server may answer any request
 _LATER: Part = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 _SCHEME: Part = {"WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}}}
 _ALLOW: Part = {"Allow": {"description": "Methods that the path takes.", "schema": {"type": "string"}}}
 
 
 def of_clients(*statuses: int) -> Part:
-    """Errors of the main listener."""
+    """Return errors of the main listener."""
     return {str(status): {"$ref": f"#/components/responses/Main{status}"} for status in statuses}
 
 
 def of_admins(*statuses: int) -> Part:
-    """Errors of the admin listener."""
+    """Return errors of the admin listener."""
     return {str(status): {"$ref": f"#/components/responses/Admin{status}"} for status in statuses}
 
 
 def of_either(*statuses: int) -> Part:
-    """Errors of a page that both listeners have."""
+    """Return errors of a page that both listeners have."""
     return {str(status): {"$ref": f"#/components/responses/Either{status}"} for status in statuses}
 
 
 def responses() -> Part:
-    """All errors, by the names that paths refer to."""
+    """Return all errors, by the names that paths refer to."""
     found: Part = {}
     for status, why in MAIN.items():
         headers = _LATER if status in (429, 503) else _SCHEME if status == 401 else None

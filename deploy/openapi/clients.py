@@ -1,4 +1,4 @@
-"""Paths of the main listener that lead to engines: inference, what is passed on, stored responses."""
+"""Paths of the main listener that lead to engines: inference, passthrough, stored responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORM: Part = {
 
 
 def paths() -> Part:
-    """Path -> its methods. Raises KeyError for a dialect's path without a summary."""
+    """Return path -> its methods. Raises KeyError for a dialect's path without a summary."""
     found: Part = {path: {"post": _engine("inference", SUMMARIES[path], in_json("EngineBody"))} for path in PATHS}
     for path in Settings().api.passthrough:
         body = in_json("EngineBody") | (_FORM if "/audio/" in path else {})
@@ -51,7 +51,7 @@ def paths() -> Part:
 
 
 def _engine(tag: str, summary: str, body: Part | None = None) -> Part:
-    """An operation whose answer is an engine's, or an error of ours."""
+    """Return an operation with an engine's answer, or an error of the router."""
     passed: Part = {JSON: {"schema": ref("EngineAnswer")}, "text/event-stream": {"schema": ref("EngineAnswer")}}
     return {
         "tags": [tag],

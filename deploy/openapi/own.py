@@ -15,13 +15,13 @@ MAIN_URL, ADMIN_URL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 MAIN_SERVER: Part = {"url": MAIN_URL, "description": "main listener"}
 ADMIN_SERVER: Part = {"url": ADMIN_URL, "description": "admin listener"}
 TOKEN: list[Part] = [{}, {"adminToken": []}]
-NOBODY: list[Part] = [{}]  # no key or token is ever asked for
+NOBODY: list[Part] = [{}]  # no key or token is required
 _READ = (*ANY, 401, 403, 421)
 _STATUS = "^([1-5]([0-9]{2}|[xX]{2}))?$"
 
 
 def paths() -> Part:
-    """Path -> its methods."""
+    """Return path -> its methods."""
     return {**_of_clients(), **_of_both(), **_of_admins(), **_files()}
 
 
@@ -88,7 +88,7 @@ def _of_both() -> Part:
 
 
 def _page(summary: str, shown: Part, *statuses: int, parameters: list[Part] | None = None, body: str = "") -> Part:
-    """An operation of the admin listener; `shown` are its good answers."""
+    """Return an operation of the admin listener; `shown` are its successful answers."""
     made = _operation("admin", summary, TOKEN, {**shown, **of_admins(*_READ, *statuses)}, parameters)
     return {**made, **({"requestBody": {"required": False, "content": in_json(body)}} if body else {})}
 

@@ -1,4 +1,4 @@
-"""What schemas and answers of the document are made of: JSON Schema (2020-12) in few words."""
+"""Building blocks of the document's schemas and answers: JSON Schema (2020-12) in short form."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ def _typed(kind: str, description: str, more: Mapping[str, Any]) -> Part:
 
 
 def text(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - keywords of JSON Schema
-    """A string."""
+    """Return a string."""
     return _typed("string", description, more)
 
 
 def whole(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - likewise
-    """A whole number."""
+    """Return a whole number."""
     return _typed("integer", description, more)
 
 
 def number(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - likewise
-    """A number."""
+    """Return a number."""
     return _typed("number", description, more)
 
 
 def flag(description: str = "") -> Part:
-    """True or false."""
+    """Return a boolean."""
     return _typed("boolean", description, {})
 
 
 def one_of(*values: str) -> Part:
-    """One of these strings."""
+    """Return one of these strings."""
     return {"type": "string", "enum": list(values)}
 
 
 def ref(name: str) -> Part:
-    """The schema of this name."""
+    """Return a reference to the schema of this name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def maybe(schema: Part) -> Part:
-    """The same, or null."""
+    """Return the same schema, or null."""
     if "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     nullable = {**schema, "type": [schema["type"], "null"]}
@@ -54,34 +54,34 @@ def maybe(schema: Part) -> Part:
 
 
 def rows(of: Part, description: str = "") -> Part:
-    """A list."""
+    """Return a list."""
     return _typed("array", description, {"items": of})
 
 
 def by_name(of: Part, description: str = "") -> Part:
-    """An object whose names are data."""
+    """Return an object with names that are data."""
     return _typed("object", description, {"additionalProperties": of})
 
 
 def record(description: str, fields: Mapping[str, Part], *, optional: Collection[str] = ()) -> Part:
-    """An object with these fields, all of which are there but for the optional ones."""
+    """Return an object with these fields, all required except the optional ones."""
     required = [name for name in fields if name not in optional]
     made = _typed("object", description, {"properties": dict(fields)})
     return {**made, "required": required} if required else made
 
 
 def each(kind: Part, names: str) -> Part:
-    """Fields of one kind, their names separated by spaces."""
+    """Return fields of one kind, their names separated by spaces."""
     return dict.fromkeys(names.split(), kind)
 
 
 def in_json(name: str) -> Part:
-    """A body that is the schema of this name, as JSON."""
+    """Return a body with the schema of this name, as JSON."""
     return {JSON: {"schema": ref(name)}}
 
 
 def answer(description: str, content: Part | None = None, headers: Part | None = None) -> Part:
-    """An answer."""
+    """Return an answer."""
     return {
         "description": description,
         **({"headers": headers} if headers else {}),
@@ -90,7 +90,7 @@ def answer(description: str, content: Part | None = None, headers: Part | None =
 
 
 def asked(name: str, description: str, schema: Part, *, within: str = "query") -> Part:
-    """A parameter, `within` the query, a header or the path."""
+    """Return a parameter, `within` the query, a header or the path."""
     return {
         "name": name,
         "in": within,

@@ -1,4 +1,4 @@
-"""What bodies have in them: errors, models, requests that ended, and rows of the admin pages."""
+"""Contents of bodies: errors, models, requests that ended, and rows of the admin pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUMS = (
 
 
 def schemas() -> Part:
-    """All schemas by name."""
+    """Return all schemas by name."""
     return {
         **_errors(),
         **_models(),
@@ -111,7 +111,7 @@ def _models() -> Part:
 
 
 def _requests() -> Part:
-    """Requests that ended, as their senders and as operators see them."""
+    """Return requests that ended, as their senders and as operators see them."""
     usage = {**each(whole(), "prompt_tokens completion_tokens"), "cached_tokens": maybe(whole("Null: it is not told."))}
     place = {
         "change": text("Kind of the difference."),

@@ -1,8 +1,8 @@
-"""The agents of the story: their instructions, their tools, and their conversations.
+"""Agents of `python -m loadtest story`: their instructions, their tools, and their conversations.
 
-Three agents share a fleet: one that writes code (long instructions, ten tools, notes on the repository it works in),
-one that reviews that code, and one that answers customers. A release of the first one puts the time of day into its
-prompt at one of three places:
+Three agents share a fleet. One writes code, with long instructions, ten tools, and notes on its repository. One reviews
+that code, and one answers customers. A release of the first one puts the time of day into its prompt at one of three
+places:
 
 - nowhere
 - at the top of its instructions, which then differ with every request

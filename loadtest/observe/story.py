@@ -261,7 +261,7 @@ def picture(driver: Any, url: str, file: Path) -> None:  # noqa: ANN401 - see `b
 
 
 async def story(options: argparse.Namespace, command: str, driver: Any = None) -> int:  # noqa: ANN401 - see `browser`
-    """Run the story, and print its timeline, the advice, and the table; `driver` takes a picture."""
+    """Run all of it, and print its timeline, the advice, and the table; `driver` takes a picture."""
     console, settings = Console(), _settings(options)
     async with (
         serving(settings, options.port, options.admin_port) as (url, admin_url),
@@ -295,7 +295,7 @@ async def serving(settings: StorySettings, port: int, admin_port: int) -> AsyncI
 
 
 async def _told(options: argparse.Namespace, command: str) -> int:
-    """Run the story, with a browser if a picture is requested. With `keep`, an end by a signal counts as success."""
+    """Run all of it, with a browser if a picture is requested. With `keep`, an end by a signal counts as success."""
     driver = browser() if options.screenshot else None
     try:
         status = await until_signal(story(options, command, driver))
