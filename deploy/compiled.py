@@ -16,7 +16,7 @@ Compiled are the modules on a request's path that mypyc can compile. It has thes
 - It drops keywords of classes (`Struct, frozen=True`).
 - No class that is not compiled can inherit from one that is.
 - Exceptions lose the attributes of their class.
-- A class that inherits weak references from a class of Python's is freed without a notice to them.
+- Weak references to an object are not cleared when it is freed, if its class inherits them from a Python class.
 - A variable has one type in a function: of two `except` clauses with the same `as error`, the second is a TypeError
   when it is reached.
 - A coroutine that awaits within an `except` clause leaks its exception into code that runs in the meantime, and

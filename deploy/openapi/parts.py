@@ -16,27 +16,27 @@ def _typed(kind: str, description: str, more: Mapping[str, Any]) -> Part:
 
 
 def text(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - keywords of JSON Schema
-    """Return a string."""
+    """Return the schema of a string."""
     return _typed("string", description, more)
 
 
 def whole(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - likewise
-    """Return a whole number."""
+    """Return the schema of a whole number."""
     return _typed("integer", description, more)
 
 
 def number(description: str = "", **more: Any) -> Part:  # noqa: ANN401 - likewise
-    """Return a number."""
+    """Return the schema of a number."""
     return _typed("number", description, more)
 
 
 def flag(description: str = "") -> Part:
-    """Return a boolean."""
+    """Return the schema of a boolean."""
     return _typed("boolean", description, {})
 
 
 def one_of(*values: str) -> Part:
-    """Return one of these strings."""
+    """Return the schema of one of these strings."""
     return {"type": "string", "enum": list(values)}
 
 
@@ -46,7 +46,7 @@ def ref(name: str) -> Part:
 
 
 def maybe(schema: Part) -> Part:
-    """Return the same schema, or null."""
+    """Return the same schema with null allowed."""
     if "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     nullable = {**schema, "type": [schema["type"], "null"]}
@@ -54,17 +54,17 @@ def maybe(schema: Part) -> Part:
 
 
 def rows(of: Part, description: str = "") -> Part:
-    """Return a list."""
+    """Return the schema of a list."""
     return _typed("array", description, {"items": of})
 
 
 def by_name(of: Part, description: str = "") -> Part:
-    """Return an object with names that are data."""
+    """Return the schema of an object with names that are data."""
     return _typed("object", description, {"additionalProperties": of})
 
 
 def record(description: str, fields: Mapping[str, Part], *, optional: Collection[str] = ()) -> Part:
-    """Return an object with these fields, all required except the optional ones."""
+    """Return the schema of an object with these fields, all required except the optional ones."""
     required = [name for name in fields if name not in optional]
     made = _typed("object", description, {"properties": dict(fields)})
     return {**made, "required": required} if required else made

@@ -39,7 +39,7 @@ The published 330 s are for its slowest answers. With eight replicas and any rou
 """
 FAILED, AT_ENGINES = "failed requests", "p90 TTFT at the engines"
 REAL_SHARE_MAX = 0.25
-"""Largest share of the mean time on the way in p90 TTFT at which the row still counts in a comparison."""
+"""Limit of mean time on the way over p90 TTFT for a row to count in a comparison of TTFT."""
 JUDGED = "within 5 % of the best"
 """`case` of a verdict's row."""
 

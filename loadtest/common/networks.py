@@ -38,7 +38,7 @@ class Network:
             self._back.clear()
 
     def mend(self) -> None:
-        """Open both directions again. Deferred data passes first."""
+        """Open both directions again. Delayed data passes first."""
         self._there.set()
         self._back.set()
 
@@ -48,7 +48,7 @@ class Network:
         await self.lose()
 
     async def lose(self) -> None:
-        """End all connections. Deferred data never arrives."""
+        """End all connections. Delayed data never arrives."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,10 +1,11 @@
 """Cost of updates between routers: `python -m loadtest cost --sharing 8,64,256 --routers 2,4,8`.
 
 Routers share the same replicas, and each conversation's turns arrive at any of them. A replica gets one request per
-second in total, of at least 8,000 tokens. A turn adds 500 tokens, an answer takes 4 s, and every tenth request starts a
-new conversation. Each router requests a message from its core at once if that has an urgent update, and otherwise every
-25 ms. The message reaches the other routers 5 ms later. The measurement covers the core on this thread, without the
-channel and the event loop. (`loadtest overhead --cases sharing` measures all of it, between processes.)
+second in total, of at least 8,000 tokens. A turn adds 500 tokens, and an answer takes 4 s. A conversation that has
+reached 13,000 tokens is replaced by a new one of 8,000 to 13,000. Each router requests a message from its core at once
+if that has an urgent update, and otherwise every 25 ms. The message reaches the other routers 5 ms later. The
+measurement covers the core on this thread, without the channel and the event loop. (`loadtest overhead --cases sharing`
+measures all of it, between processes.)
 
 - `share_us`: CPU of all routers for one request at any of them: noting it, publishing it, and receiving it at all
   others. `share_say_us` and `share_hear_us` are the two parts, the latter at one of the receivers.
@@ -50,7 +51,7 @@ RATE_PER_REPLICA = 1.0  # requests per second
 BEGIN_TOKENS, TURN_TOKENS, TURNS = 8_000, 500, 10
 CONVERSATIONS_PER_REPLICA = 8
 ANSWER_TOKENS, ANSWER_S = 200, 4.0
-MS_PER_TOKEN, LEAST_S = 0.1, 0.03  # time to first token: per computed token, and at least
+MS_PER_TOKEN, LEAST_S = 0.1, 0.03  # time to first token: ms per computed token, plus a constant
 BYTES_PER_TOKEN = 4
 DELAY_S, ASK_S, LOOK_S = 0.005, 0.025, 0.25
 WARM_S, LASTS_S = 5.0, 5.0  # before any measurement, answers end and models are learned

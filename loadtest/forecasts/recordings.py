@@ -47,7 +47,7 @@ class Answer:
     ended_s: float
     """End of its answer."""
     told_s: float = inf
-    """Time after its end for which its next use is known."""
+    """Time after its end in which a next use would have been recorded."""
     again_s: float = inf
     """Time from its end until the next use; infinite without one."""
     before_s: float = inf

@@ -160,5 +160,5 @@ def summary(cells: Sequence[Foretold], *, is_fitted: bool) -> dict[str, float]:
 
 
 def token_ids(rng: random.Random, count: int, vocabulary: int) -> list[int]:
-    """Return a prompt with a random start; ids below 16 are left out, because they are special tokens."""
+    """Return a random prompt without a common prefix with earlier ones; ids below 16 are special tokens."""
     return [rng.randrange(16, vocabulary) for _ in range(count)]

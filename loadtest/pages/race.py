@@ -175,7 +175,7 @@ def ladder_block(document: dict[str, Any]) -> str:
 
 def _measured(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
-    words = shlex.split(document["command"])  # other folders at the next run
+    words = shlex.split(document["command"])  # absolute paths differ between machines
     command = shlex.join(Path(word).name if word.startswith("/") else word for word in words)
     return [f"Measured on {document['date'][:10]} with `{command}` on {where(document)}; {versions}."]
 
