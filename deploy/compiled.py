@@ -88,8 +88,9 @@ OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silen
 FLAGS = ("-O1", "-g0", "-w", "-fvisibility=hidden")
 """Flags of the C compiler, after Python's own. Warnings are off because no two compilers have the same ones."""
 PARTS = 8
-"""Number of C files of the modules: each has the same 450 kB of declarations to read, and with more files each core
-would compile more of them.
+"""Number of C files of the modules.
+
+Each file has the same 450 kB of declarations to read, and with more files each core would compile more of them.
 """
 DECLARED = {
     "PyObject": "typedef struct _object PyObject;",

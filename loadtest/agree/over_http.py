@@ -128,8 +128,9 @@ async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]
 
 
 async def _ready(process: Process, url: str, replicas: int) -> None:
-    """Wait until the router sees all replicas: they register one by one, and until then the first would get every
-    request.
+    """Wait until the router sees all replicas.
+
+    They register one by one, and until then the first would get every request.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
 

@@ -156,7 +156,7 @@ def peer_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def in_time(row: Row) -> float | None:
-    """Return the share of the requests whose first token came within the limit."""
+    """Return the share of the requests with a first token within the limit."""
     if row.goodput is None or not row.requests or row.duration_s is None:
         return None
     return row.goodput * row.duration_s / row.requests

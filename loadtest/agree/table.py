@@ -71,7 +71,7 @@ TABLE = {
 - one prefix of 20,000 tokens with answers of 400 to 800
 - one prefix of 6,000 tokens with answers of 200
 - llm-d's ladder, a fresh question each time, answers of 1,000
-- chats whose contexts add up to one and a half times all caches, replicas busy 40 % of the time
+- chats with contexts of one and a half times all caches together, replicas busy 40 % of the time
 - twice as many coding sessions as fit into the caches
 """
 

@@ -166,8 +166,9 @@ class Client:
         return body_of(request, self._model, self._endpoint, tokens, limit, ignore_eos=self._ignore_eos)
 
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:
-        """Send a request and read its answer to the end. Raises only on cancellation. `due` is a `time.perf_counter`
-        value.
+        """Send a request and read its answer to the end.
+
+        Raises only on cancellation. `due` is a time of `time.perf_counter`.
         """
         scan = StreamScan()
         failure, replica, rejected, waited_s = "", None, False, 0.0

@@ -229,8 +229,9 @@ async def fronting(
     replica_ports: Sequence[int],
     mode: EnvoyMode | None = None,
 ) -> AsyncIterator[FrontEnvoy]:
-    """Run the program `envoy` in front of these replicas, and yield once it listens. Raises ProcessError if it ends
-    before.
+    """Run the program `envoy` in front of these replicas, and yield once it listens.
+
+    Raises ProcessError if it ends before.
     """
     config, admin, log = folder / "envoy.json", folder / "admin.txt", folder / "envoy.log"
     config.write_text(json.dumps(configuration(picker_ports, replica_ports, mode or EnvoyMode())))

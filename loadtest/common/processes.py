@@ -150,10 +150,9 @@ class Process:
 
 @asynccontextmanager
 async def started(name: str, command: Sequence[str], folder: Path | None = None) -> AsyncIterator[Process]:
-    """Run a command in its own process group and stop it at the end of the block. With a folder, its output is a file
-    there.
+    """Run a command in its own process group and stop it at the end of the block.
 
-    Raises ProcessError if the command does not exist.
+    With a folder, its output is a file there. Raises ProcessError if the command does not exist.
     """
     output = folder / f"{name}.log" if folder else None
     with output.open("wb") if output else nullcontext(asyncio.subprocess.PIPE) as sink:

@@ -106,8 +106,7 @@ class Row:
     """Any other remark on the row, such as the reason why it was not measured."""
     duration_s: float | None = None
     ttft_engine_p90_s: float | None = None
-    """As `ttft_p90_s`, but from the engine's own time to first token plus the time that the router deferred the
-    request.
+    """As `ttft_p90_s`, but from the engine's own time to first token plus the time in the router's queue.
 
     This is the part of the time to first token that depends on the placement.
     """
@@ -140,8 +139,9 @@ class Row:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the nearest-rank percentile, or None without values. It is always a measured value, never an
-    interpolation.
+    """Return the nearest-rank percentile, or None without values.
+
+    It is always a measured value, never an interpolation.
     """
     if not values:
         return None
@@ -205,8 +205,9 @@ def drawn(
     left: Container[str] = ("workload", "router", "policy"),
     no_wrap: bool = True,
 ) -> Table:
-    """Return a table of the lines under their heads. Columns in `left` are names and left-aligned, all others are
-    figures.
+    """Return a table of the lines under their heads.
+
+    Columns in `left` are names and left-aligned, all others are figures and right-aligned.
     """
     made = Table(title=title, title_justify="left")
     for head in heads:

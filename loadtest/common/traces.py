@@ -63,8 +63,7 @@ class Request:
     cuts: tuple[int, ...] = ()
     """Token offsets at which an earlier request of the session ended, if this request extends it."""
     agent: str | None = None
-    """The sub-agent of the session that sent the request, "" for the session itself; None if the trace has no agents.
-    """
+    """The sub-agent that sent the request, "" for the session itself; None if the trace has no agents."""
     answer_s: float = 0.0
     """Recorded duration of the answer, to its last token; 0 if it is unknown."""
 
@@ -350,9 +349,7 @@ def _tails(lines: Sequence[SessionLine], runs: Sequence[Runs]) -> list[int | str
 
 
 def _with_cuts(request: Request, earlier: Sequence[Request]) -> Request:
-    """Return the request with the cuts of the longest earlier request that it extends, and a cut at the end of that
-    one.
-    """
+    """Return the request with the cuts of the longest earlier request that it extends, and a cut at that one's end."""
     parents = [other for other in earlier[-TURNS_BACK_MAX:] if _extends(request, other)]
     if not parents:
         return request

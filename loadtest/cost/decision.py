@@ -154,7 +154,7 @@ def rows_of(case: str, found: dict[str, list[Decision]]) -> list[Row]:
 
 
 async def fitting(world: PricedRouter) -> Talks:
-    """Return text whose prompts have the intended number of tokens."""
+    """Return text that gives prompts of the intended number of tokens."""
     talks = Talks(4.0)
     decision = await world.decide(body_of(talks.messages("fit", 0, 9, LONG[0] // 9), tools=False))
     return Talks(4.0 * LONG[0] / (len(decision.ids) // 4))

@@ -140,8 +140,9 @@ def _url(number: int) -> str:
 
 
 def place_ms(fleet: Fleet, runs: int, *, blips: bool = False) -> float:
-    """Return the CPU of placing and closing, as the median of all runs and prompts; with `blips`, a blip before each
-    run.
+    """Return the CPU of placing and closing, as the median of all runs and prompts.
+
+    With `blips`, a blip comes before each run.
     """
     prompts, spent = fleet.served(PROMPT_TOKENS, PROMPTS), list[float]()
     for _ in range(runs):

@@ -128,7 +128,7 @@ def conversation_bytes() -> float:
 
 
 def kept_bytes_per_token() -> float:
-    """Return the bytes per token of a long conversation whose decoded messages are kept for its next turn."""
+    """Return the bytes per token of a long conversation, with decoded messages kept for its next turn."""
     dialect, seen, held = PATHS[CHAT], Seen(bytes_max=1 << 30, seed=1), list[float]()
     talks = Talks(BYTES_PER_TOKEN)
     messages = talks.messages("kept", 0, LONG_MESSAGES, LONG_TOKENS // LONG_MESSAGES)

@@ -201,9 +201,7 @@ def split_kernel(
     totals: tl.tensor, pages: tl.tensor, pages_a_split: tl.tensor, scale: tl.tensor,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, padded: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend with one sequence's queries of one KV head to a run of its pages (flash decoding); contexts are whole
-    pages.
-    """
+    """Attend with one sequence's queries of one KV head to a run of its pages (flash decoding), in whole pages."""
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
     rows, cols, tokens = tl.arange(0, padded), tl.arange(0, dim), tl.arange(0, page)

@@ -1,8 +1,8 @@
 """`python -m loadtest sidechannel`: detection of another tenant's prompts by time to first token.
 
 A victim sends one of two prompts before each probe. The other tenant then sends the first of them and measures its time
-to first token: a prompt in some replica's cache is faster. The information gain is the area under the ROC curve: 0.5 is
-none, 1 is all. With isolation off it must come near 1, otherwise the benchmark is blind.
+to first token: a prompt in some replica's cache is faster. The measure of the leak is the area under the ROC curve: 0.5
+is none, 1 is all. With isolation off it must come near 1, otherwise the benchmark is blind.
 
 It runs in simulated seconds. The router's own Reader parses the requests, and its own Router places them on engine
 models (loadtest/engine/model.py). These get the salt that a real engine would read in the body. Times are the engine's,

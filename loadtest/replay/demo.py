@@ -45,8 +45,7 @@ PLAYED_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DemoWorkload:
-    """One workload of the demo: a shipped trace, its replay settings except the URLs, and each replica's KV cache size.
-    """
+    """One workload of the demo: a shipped trace, replay settings without the URLs, and each replica's KV cache size."""
 
     trace: str
     replay: ReplaySettings

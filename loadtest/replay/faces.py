@@ -33,7 +33,7 @@ FACES = ("edge", "gateway")
 # Goals of the picker: its hit rate is at most LOSS_MAX below the edge's, and its p90 TTFT at most RATIO_MAX times the
 # edge's.
 LOSS_MAX, RATIO_MAX = 0.03, 1.03
-SHOWN_MIN = 64  # answers that the picker requests in full at first (`router.gateway.following`)
+SHOWN_MIN = 64  # first answers, of which the picker requests the bytes (`router.gateway.following`)
 READY_EVERY_S = 0.05
 RUNS_MAX = 25
 
@@ -49,9 +49,7 @@ class Ways:
 
 @asynccontextmanager
 async def both_faces(program: Path, folder: Path, workload: DemoWorkload) -> AsyncIterator[Ways]:
-    """Run fresh replicas, a router in front of them with both frontends, and the Envoy `program` in front of its
-    picker.
-    """
+    """Run fresh replicas, a router with both frontends, and the Envoy `program` in front of its picker."""
     edge, picker = free_ports(2)
     scale = workload.replay.time_scale
     async with engines(REPLICAS, MODEL, CALIBRATION, workload.kv_tokens, scale, tell_ttft=True) as urls:

@@ -55,9 +55,7 @@ RUNS_MAX = 25
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Target of a run: URLs of routers, of their admin listeners, and of replicas, and the store that the routers
-    share.
-    """
+    """Target of a run: URLs of routers, of their admin listeners, and of replicas, and the routers' shared store."""
 
     urls: tuple[str, ...]
     admin_urls: tuple[str, ...]
