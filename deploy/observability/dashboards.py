@@ -121,7 +121,9 @@ WENT = (
     ("pull", "text"),
     ("split", "light-green"),
 )
-FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, per second
+FOUND = (
+    f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # cached prompt tokens of each model, per second
+)
 MISSED = (
     ("diverged", RED),
     ("evicted", "orange"),
