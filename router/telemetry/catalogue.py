@@ -34,7 +34,7 @@ FAMILIES = (  # families in the order of the metrics page
     Family("ttft_seconds", "Time to first token of streamed answers.", "model", LATENCY_S),
     Family(
         "ttft_predictions",
-        "First tokens of streams by the prediction that they came within: `p50`, `p90`, or `later` than both.",
+        "First tokens of streams, by the predicted quantile that they met: `p50`, `p90`, or `later` than both.",
         "within model",
     ),
     Family(
@@ -42,22 +42,20 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family(
         "deadlines",
-        "Streams with a deadline for the first token: `in_time`, `late`, or `none` where no token came.",
+        "Streams with a deadline for the first token, by outcome: `in_time`, `late`, or `none` if no token came.",
         "kept priority model",
     ),
-    Family("duration_seconds", "Duration of requests, from request read to answer ended.", "route model", LATENCY_S),
-    Family("inter_token_seconds", "Mean inter-token time of a stream, by its events.", "model", INTER_TOKEN_S),
+    Family("duration_seconds", "Duration of requests, from request read to end of answer.", "route model", LATENCY_S),
+    Family("inter_token_seconds", "Mean inter-token time of a stream, from its events.", "model", INTER_TOKEN_S),
     Family("overhead_seconds", "Router overhead, from request read to request forwarded.", "", OVERHEAD_S),
-    Family(
-        "queue_seconds", "Time in the router's queue, of requests that were queued or held back.", "model", LATENCY_S
-    ),
+    Family("queue_seconds", "Time in the router's queue, of requests queued or deferred.", "model", LATENCY_S),
     Family("shed_requests", "Requests shed by admission control, by error code.", "code priority model"),
     Family("stream_events", "Streamed events forwarded to clients.", "model"),
     Family("prompt_tokens", "Prompt tokens of placed requests, estimated.", "model"),
     Family("predicted_cached_tokens", "Prompt tokens predicted to be cached.", "model"),
-    Family("reported_prompt_tokens", "Prompt tokens of answers that say how many were cached.", "model"),
+    Family("reported_prompt_tokens", "Prompt tokens of answers with a cached-token count.", "model"),
     Family("cached_tokens", "Prompt tokens that engines reported as cached.", "model"),
-    Family("completion_tokens", "Completion tokens: by the engine's count, else events of streams.", "model"),
+    Family("completion_tokens", "Completion tokens: by the engine's count, else by stream events.", "model"),
     Family("decisions", "Placement decisions, by policy and reason.", "policy reason model"),
     Family("graded_requests", "Placement decisions, by grade of the cache prediction.", "grade"),
     Family("predictions", "Cache predictions compared with the engine's count of cached tokens.", "grade result"),
@@ -66,25 +64,25 @@ FAMILIES = (  # families in the order of the metrics page
         "Prompt tokens predicted to be cached that the engine did not report as cached.",
         "grade",
     ),
-    Family("attempts", "Attempts on replicas, retries included, by outcome.", "outcome"),
+    Family("attempts", "Attempts on replicas, including retries, by outcome.", "outcome"),
     Family("retries", "Failed attempts retried on another replica, by kind of failure.", "kind"),
     Family(
         "continued_streams",
-        "Streams continued on another replica, by exactness and kind of failure.",
+        "Streams continued on another replica (stream failover), by exactness and kind of failure.",
         "how cause",
     ),
     Family(
         "refused_continuations",
-        "Streams that broke and could not be continued as wanted, by reason.",
+        "Broken streams that could not be continued in the requested mode, by reason.",
         "reason",
     ),
     Family("replica_failures", "Failed attempts, by replica and kind of failure.", "replica kind"),
     Family(
         "worker_hub_lost_placements",
-        "Placements made by workers with consistent hashing while the hub was unreachable.",
+        "Placements made by workers with consistent hashing while the control plane (hub) was unreachable.",
     ),
     Family("reloads", "Configuration reloads, by result.", "result"),
-    Family("tenant_requests", "Requests answered, by tenant of the keys file and class of status.", "tenant status"),
+    Family("tenant_requests", "Requests answered, by tenant of the keys file and status class.", "tenant status"),
     Family("tenant_prompt_tokens", "Prompt tokens of completed answers, by tenant of the keys file.", "tenant"),
     Family(
         "tenant_cached_tokens",
@@ -93,7 +91,7 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family(
         "tenant_completion_tokens",
-        "Completion tokens, by tenant of the keys file: by the engine's count, else events of streams.",
+        "Completion tokens, by tenant of the keys file: by the engine's count, else by stream events.",
         "tenant",
     ),
     Family(
@@ -106,7 +104,7 @@ FAMILIES = (  # families in the order of the metrics page
         "Prefill time saved by the cache, estimated from each replica's learned speed.",
         "model",
     ),
-    Family("spills", "Placements away from the replica with most of the prompt cached, by cause.", "cause model"),
+    Family("spills", "Placements away from the replica that caches most of the prompt, by cause.", "cause model"),
     Family("spilled_tokens", "Prompt tokens predicted to be recomputed because of spills, by cause.", "cause model"),
     Family("replica_placed_tokens", "Prompt tokens of requests placed on a replica, estimated.", "replica"),
     Family(
@@ -114,13 +112,18 @@ FAMILIES = (  # families in the order of the metrics page
         "Prompt tokens of requests placed on a replica that are predicted not to be cached.",
         "replica",
     ),
-    Family("replica_requests", "Finished requests by replica, whatever their outcome.", "replica"),
+    Family("replica_requests", "Finished requests of any outcome, by replica.", "replica"),
     Family(
         "replica_completion_tokens",
-        "Completion tokens by replica: by the engine's count, else events of streams.",
+        "Completion tokens by replica: by the engine's count, else by stream events.",
         "replica",
     ),
-    Family("replica_ttft_seconds", "Time to first token by replica, in few buckets.", "replica", REPLICA_TTFT_S),
+    Family(
+        "replica_ttft_seconds",
+        "Time to first token by replica, in a small number of buckets.",
+        "replica",
+        REPLICA_TTFT_S,
+    ),
     Family("prewarm_requests", "Prompts sent to prewarm replicas' caches, by result.", "result"),
     Family("prewarm_tokens", "Prompt tokens of successful prewarm requests."),
     Family(
@@ -130,48 +133,50 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family(
         "hit_tokens",
-        "Prompt tokens that hit the cache: by the engine's count, else as predicted; `replay` is a repeated prompt.",
+        "Prompt tokens that hit the cache: by the engine's count, else as predicted; `replay`: repeated prompts.",
         "kind model",
     ),
     Family(
         "loaded_tokens",
-        "Prompt tokens of those that hit the cache that were loaded from memory or files behind GPUs, by KV events.",
+        "Cache-hit prompt tokens loaded from memory or files outside the GPU, according to KV events.",
         "model",
     ),
+    Family("pulled_tokens", "Cache-hit prompt tokens transferred from another replica's memory.", "model"),
     Family(
-        "pulled_tokens",
-        "Prompt tokens of those that hit the cache that came from another replica's memory.",
-        "model",
+        "pulls",
+        "Requests planned with a transfer of tokens from another replica, by the part of those tokens that arrived.",
+        "came model",
     ),
-    Family("pulls", "Requests that were to bring tokens from another replica, by what came of those.", "came model"),
     Family(
         "disagg_decisions",
-        "Requests placed, by whether one replica prefills and another one decodes.",
+        "Requests placed, by use of disaggregated prefill: one replica prefills, another one decodes.",
         "decision model",
     ),
     Family(
-        "leg_failures", "Attempts in two legs that failed, by the leg at fault and the kind of failure.", "leg kind"
+        "leg_failures",
+        "Failed attempts with disaggregated prefill, by the stage at fault and the kind of failure.",
+        "leg kind",
     ),
     Family(
         "funnel_tokens",
-        "Prompt tokens by the place where they ended, from asked to hit: each in exactly one, by the engine's count,"
-        " else as predicted.",
+        "Prompt tokens by their final place on the way from request to cache hit. Each token is in exactly one place:"
+        " by the engine's count, else as predicted.",
         "place model",
     ),
     Family(
         "counted_prompt_tokens",
-        "Prompt tokens of answers without a cached-token count, on replicas whose own counters cover them.",
+        "Prompt tokens of answers without a cached-token count, on replicas with engine counters that cover them.",
         "model",
     ),
     Family(
         "counted_cached_tokens",
-        "Cached prompt tokens of answers without a cached-token count, by the replicas' own counters.",
+        "Cached prompt tokens of answers without a cached-token count, by the engines' own counters.",
         "model",
     ),
-    Family("replays", "Requests that repeat an earlier prompt exactly, within the observatory's window."),
+    Family("replays", "Requests with an exact repetition of an earlier prompt within the observatory's window."),
     Family(
         "differences",
-        "Prompts that diverge from an earlier prompt before shared tokens, by what changed.",
+        "Prompts that diverge from an earlier prompt before shared tokens, by kind of change.",
         "change",
     ),
     Family("repairs", "Requests whose tool definitions were normalized before forwarding, by repair.", "repair"),

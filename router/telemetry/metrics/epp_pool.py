@@ -30,25 +30,25 @@ class Level(NamedTuple):
     old_labels: tuple[str, ...] = ()  # labels under the old name; () for the same
 
 
-RUNNING = Level("request_running", "objective_running_requests", "Requests placed and not ended.", MODEL)
+RUNNING = Level("request_running", "objective_running_requests", "Requests placed and not finished.", MODEL)
 QUEUED = Level(
     "flow_control_queue_size", "extension_flow_control_queue_size", "Requests in the router's queue.",
     ("priority", "inference_pool", *MODEL),
 )  # fmt: skip
-READY = Level("ready_endpoints", "pool_ready_pods", "Replicas that may be sent requests.")
+READY = Level("ready_endpoints", "pool_ready_pods", "Replicas that may receive requests.")
 EACH = Level(
     "per_endpoint_queue_size", "pool_per_pod_queue_size", "Requests waiting at a replica, by the engine's count.",
     ("name", "model_server_endpoint"), ("name", "model_server_pod"),
 )  # fmt: skip
 MEANS = (
-    Level("average_kv_cache_utilization", "pool_average_kv_cache_utilization", "Mean KV pool in use, 0 to 1."),
-    Level("average_queue_size", "pool_average_queue_size", "Mean of requests waiting at a replica."),
-    Level("average_running_requests", "pool_average_running_requests", "Mean of requests running at a replica."),
+    Level("average_kv_cache_utilization", "pool_average_kv_cache_utilization", "Mean KV pool usage, 0 to 1."),
+    Level("average_queue_size", "pool_average_queue_size", "Mean number of requests waiting at a replica."),
+    Level("average_running_requests", "pool_average_running_requests", "Mean number of requests running at a replica."),
 )
 DEVIATIONS = (
-    Level("std_dev_kv_cache_utilization", "", "Standard deviation of KV pools in use, 0 to 1."),
-    Level("std_dev_queue_size", "", "Standard deviation of requests waiting at a replica."),
-    Level("std_dev_running_requests", "", "Standard deviation of requests running at a replica."),
+    Level("std_dev_kv_cache_utilization", "", "Standard deviation of KV pool usage, 0 to 1."),
+    Level("std_dev_queue_size", "", "Standard deviation of the number of requests waiting at a replica."),
+    Level("std_dev_running_requests", "", "Standard deviation of the number of requests running at a replica."),
 )
 LEVELS = (RUNNING, QUEUED, READY, *MEANS, *DEVIATIONS, EACH)
 """Families that are read, in the order of the page except for the last ones."""

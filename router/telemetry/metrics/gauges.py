@@ -35,11 +35,13 @@ class Gauges(Collector):
         """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield from self._by_model()
-        text = "Queued requests held back because their prompts would evict too much of a cache."
+        text = "Queued requests that are deferred because their prompts would evict too much of a cache."
         yield gauge("held_requests", text, (), [((), figures.held())])
         yield gauge("queued_bytes", "Bytes of the bodies of queued requests.", (), [((), figures.queued()[1])])
         yield from self._rates()
-        text = "Part of prompts that are no replays, last five minutes; near 0 where a load test repeats itself."
+        text = (
+            "Fraction of prompts of the last five minutes that are not replays; near 0 if a load test repeats itself."
+        )
         ledger = figures.ledger()
         diversity = ledger.diversity.value if ledger is not None else None
         yield from with_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
@@ -49,8 +51,8 @@ class Gauges(Collector):
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Memory of the prefix index in bytes.", (), [((), index.bytes_used)])
         keys = self._router.knowledge.keys
-        yield gauge("held_keys", "Distinct blocks that events say are held.", (), [((), keys)])
-        text = "Always 1; the router's build: version, native code or not, commit where known, and Python."
+        yield gauge("held_keys", "Distinct blocks cached by replicas, according to KV events.", (), [((), keys)])
+        text = "Always 1; the router's build: version, native code or not, commit if known, and Python version."
         yield gauge("build_info", text, BUILD, [(_told(self._build), 1)])
         text = "Unix time of the last successful configuration reload."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
@@ -59,19 +61,19 @@ class Gauges(Collector):
         text = "Trace spans dropped because the collector failed or the queue was full."
         yield counter("spans_dropped", text, totals.spans_dropped())
         failing, kept_bytes, lost = figures.history()
-        text = "1 while the file of past decisions (admin.history_path) cannot be written; 0 without one."
+        text = "1 while the file of past decisions (admin.history_path) cannot be written; 0 without such a file."
         yield gauge("history_failing", text, (), [((), float(failing))])
-        yield gauge("history_bytes", "Bytes of the history file with its journal.", (), [((), kept_bytes)])
+        yield gauge("history_bytes", "Size of the history file with its journal, in bytes.", (), [((), kept_bytes)])
         yield counter(
             "history_decisions_dropped", "Decisions not written to the history file because its queue was full.", lost
         )
-        text = "Placements on replicas that are not ready because no other was left."
+        text = "Placements on replicas that were not ready, because no other replica was left."
         yield counter("panic_placements", text, self._router.panics)
         count, closed = totals.connections()
-        yield gauge("connections", "Open connections of clients.", (), [((), count)])
-        text = "Bytes of request bodies that are arriving, waiting, or with a replica that has not begun to answer."
+        yield gauge("connections", "Open client connections.", (), [((), count)])
+        text = "Bytes of request bodies being received, queued, or sent to a replica that has not begun to answer."
         yield gauge("bodies_bytes", text, (), [((), totals.bodies_bytes())])
-        text = "Messages to the endpoint picker that were no messages of Envoy's external processing."
+        text = "Messages to the endpoint picker that were not messages of Envoy's external processing."
         yield counter("picker_malformed_messages", text, totals.malformed())
         text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
@@ -79,9 +81,9 @@ class Gauges(Collector):
         yield gauge("admin_connections", "Open connections to the admin listener.", (), [((), count)])
         text = "Connections closed by the admin listener, by the limit that was exceeded."
         yield counters("admin_connections_closed", text, "reason", refused.items())
-        text = "How late the event loops came to a timer, where that was 5 ms or more; ten are due a second."
+        text = "Delay of event-loop timers, if 5 ms or more; ten timers are due per second."
         yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
-        text = "CPU of worker processes; that of this process, the hub, is process_cpu_seconds_total."
+        text = "CPU time of worker processes; that of this process, the hub, is process_cpu_seconds_total."
         yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
 
     def _by_model(self) -> Iterable[Metric]:
@@ -89,15 +91,15 @@ class Gauges(Collector):
         in_flight = [((label,), requests) for label, requests in under_way.in_flight.items()]
         yield gauge("in_flight_requests", "Requests being answered.", ("model",), in_flight)
         counts = [((priority.name.lower(), label), n) for (priority, label), n in under_way.waiting.items()]
-        text = "Requests in the router's queue, held ones included."
+        text = "Requests in the router's queue, including deferred ones."
         yield gauge("queued_requests", text, ("priority", "model"), counts)
 
     def _rates(self) -> Iterable[Metric]:
         recent = self._tallies.recent()
-        text = "Cache hit ratio of prompt tokens, last five minutes: by the engine's count, else as predicted."
+        text = "Cache hit ratio of prompt tokens of the last five minutes: by the engine's count, else as predicted."
         rates = [((label,), tokens.hit / tokens.prompt) for label, tokens in recent.items()]
         yield gauge("token_hit_ratio", text, ("model",), rates)
-        text = "Part of prompt tokens whose cache hits were reported by the engine, last five minutes."
+        text = "Fraction of prompt tokens of the last five minutes with cache hits reported by the engine."
         rates = [((label,), tokens.verified / tokens.prompt) for label, tokens in recent.items()]
         yield gauge("token_hit_verified_ratio", text, ("model",), rates)
         now_s = max((tokens.at_s for tokens in recent.values()), default=0.0)
@@ -107,7 +109,10 @@ class Gauges(Collector):
         )
         actual = told / verified if verified else None
         old = [(("predicted",), predicted / prompt if prompt else None), (("actual",), actual)]
-        text = f"Of all models: as predicted, and of answers that tell; until {OLD_NAMES_UNTIL}, see token_hit_ratio."
+        text = (
+            "Cache hit ratio of all models: `predicted`, and `actual` for answers with a cached-token count;"
+            f" until {OLD_NAMES_UNTIL}, see token_hit_ratio."
+        )
         yield gauge("token_hit_rate", text, ("kind",), old)
 
 
@@ -125,11 +130,11 @@ class Replicas(Collector):
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
         # The list of replicas is read for each family: a replica may leave between two families.
-        text = f"Always 1; identity of the replica, for joins. Label name is there until {OLD_NAMES_UNTIL}."
+        text = f"Always 1; identity of the replica, for joins. The label name exists until {OLD_NAMES_UNTIL}."
         yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in router.members])
-        text = "Replicas that serve the base model and may be sent requests."
+        text = "Replicas that serve the base model and may receive requests."
         yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
-        yield each("ready", "1 when the replica may be sent requests.", lambda m: float(m.ready))
+        yield each("ready", "1 if the replica may receive requests.", lambda m: float(m.ready))
         yield each("in_flight", "Requests in flight on the replica.", lambda m: len(m.leases))
         yield each(
             "pending_prefill_seconds",
@@ -140,14 +145,14 @@ class Replicas(Collector):
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
         used = each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
         yield from with_old_name(used, "replica_kv_usage")
-        yield each("kv_tokens", "KV pool in tokens.", lambda m: m.load.kv_tokens_max)
+        yield each("kv_tokens", "Size of the KV pool in tokens.", lambda m: m.load.kv_tokens_max)
         yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: router.index.blocks(m.id))
         share = each(
-            "share_ratio", "Part of the replica's computed prompt tokens that this router sent.", lambda m: m.share
+            "share_ratio", "Fraction of the replica's computed prompt tokens that this router sent.", lambda m: m.share
         )
         yield from with_old_name(share, "replica_share")
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
-        text = "Learned time of a decoding step with the streams that decode there now; with none, its floor."
+        text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in router.members]
         text = "Tokens looked up in the engine's prefix cache, by its own count."
@@ -157,21 +162,21 @@ class Replicas(Collector):
         found = ((id_, hits) for id_, _, hits in loads if hits is not None)
         yield counters("replica_cache_hit_tokens", text, "replica", found)
         sources = [(m.id, m.page_source.restarts, m.page_source.ignored) for m in router.members]
-        text = "Restarts of the replica's engine, as its metrics show."
+        text = "Restarts of the replica's engine, detected in its metrics."
         yield counters("replica_restarts", text, "replica", ((id_, restarts) for id_, restarts, _ in sources))
-        text = "Metrics pages of another process than the one before that are no restart: several answer in turn."
+        text = "Metrics pages from a different process without a restart, because several processes answer alternately."
         yield counters("replica_ignored_restarts", text, "replica", ((id_, ignored) for id_, _, ignored in sources))
-        text = f"These hits over queries since the engine started; until {OLD_NAMES_UNTIL}."
+        text = f"Prefix-cache hits divided by queries since the engine started; until {OLD_NAMES_UNTIL}."
         yield each("hit_rate", text, _engine_rate)
         yield gauge(
             "replica_breaker",
-            "1 at the state of the replica's circuit breaker.",
+            "1 for the current state of the replica's circuit breaker.",
             ("replica", "state"),
             [((m.id, s.value), float(m.state(now_s) is s)) for m in router.members for s in State],
         )
         yield gauge(
             "replica_grade",
-            "1 at the grade of knowledge of the replica's cache.",
+            "1 for the current grade of knowledge about the replica's cache.",
             ("replica", "grade"),
             [((m.id, g.value), float(m.grade is g)) for m in router.members for g in OF_REPLICAS],
         )
@@ -197,7 +202,11 @@ class Sources(Collector):
         for name, key, text in (
             ("fresh", "fresh", "1 while the discovery source's list of replicas is current."),
             ("stale_seconds", "stale_s", "Age of the discovery source's list while it is stale; else 0."),
-            ("replicas", "replicas", "Replicas in the discovery source's list, before data-parallel ranks."),
+            (
+                "replicas",
+                "replicas",
+                "Replicas in the discovery source's list, before expansion to data-parallel ranks.",
+            ),
         ):
             values = [((source,), float(of[key])) for source, of in known.items()]
             yield gauge(f"discovery_{name}", text, ("source",), values)
@@ -215,22 +224,25 @@ class Links(Collector):
         """Yield five gauges, which have values if routers share state, and counters."""
         found = self._figures.sharing()
         counts, failures = (found.counts, found.failures) if found is not None else ({}, {})
-        text = "1 while this router hears its own messages through the shared store, so that others can; 0 while alone."
+        text = (
+            "1 while this router receives its own messages through the shared store, so that others can;"
+            " 0 while it is alone."
+        )
         yield gauge("sharing_whole", text, (), [] if found is None else [((), float(found.whole))])
-        text = "1 while the shared store takes writes; 0 while it is full, read-only or not there."
+        text = "1 while the shared store accepts writes; 0 while it is full, read-only or absent."
         yield gauge("sharing_writable", text, (), [] if found is None else [((), float(found.writable))])
-        text = "Routers that this one hears, itself included."
+        text = "Routers that this one receives messages from, including itself."
         yield gauge("sharing_routers", text, (), [] if found is None else [((), found.routers)])
-        text = "Routers of other fleets, without a replica in common, that share this one's store and name."
+        text = "Routers of other fleets, without a replica in common, that use the same store and name as this one."
         yield gauge("sharing_strangers", text, (), [] if found is None else [((), found.strangers)])
-        text = "Time in which the last message of this router came back to it through the shared store."
+        text = "Round-trip time of this router's last message through the shared store."
         yield gauge("sharing_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
-        text = "Messages between routers, by what became of them here."
+        text = "Messages between routers, by outcome at this router."
         yield counters("sharing_messages", text, "kind", ((kind, counts.get(kind, 0)) for kind in MESSAGE_KINDS))
-        text = "Bytes of messages that were said to other routers, and of those that were heard."
+        text = "Bytes of messages sent to other routers (`said`) and received from them (`heard`)."
         sizes = ((kind, counts.get(f"{kind}_bytes", 0)) for kind in ("said", "heard"))
         yield counters("sharing_bytes", text, "kind", sizes)
-        text = "How often this router went on alone because it did not hear its own messages any more."
+        text = "Times that this router continued alone because it no longer received its own messages."
         yield counter("sharing_interruptions", text, counts.get("interruptions", 0))
         text = "Failures of the shared store, by kind."
         yield counters("sharing_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))
@@ -246,16 +258,16 @@ class States(Collector):
         """Yield four gauges, which have values if state is kept, and a counter."""
         found = self._figures.state()
         blocks, replicas, files = (found.blocks, found.replicas, found.files) if found is not None else ({}, {}, {})
-        text = "Blocks that this router knew from before it started, by who vouches for them."
+        text = "Blocks restored from before this router's start, by source of the knowledge."
         yield gauge("state_restored_blocks", text, ("source",), [((name,), float(blocks[name])) for name in blocks])
-        text = "Replicas by what became of what was known of them from before."
+        text = "Replicas with saved state from before this router's start, by outcome of its restoration."
         yield gauge("state_replicas", text, ("result",), [((name,), float(replicas[name])) for name in replicas])
-        text = "Writes of the file in which this router leaves what it knows, by result."
+        text = "Writes of the file in which this router saves its state, by result."
         yield counters("state_writes", text, "result", ((name, files.get(name, 0)) for name in ("ok", "failed")))
         there = found is not None and found.age_s is not None
-        text = "Size of that file."
+        text = "Size of the saved-state file in bytes."
         yield gauge("state_bytes", text, (), [((), float(found.bytes))] if found is not None and there else [])
-        text = "Time since that file was written."
+        text = "Time since the saved-state file was written."
         yield gauge("state_age_seconds", text, (), [((), found.age_s)] if found is not None and there else [])
 
 
@@ -282,9 +294,11 @@ class Events(Collector):
         knowledge = self._router.knowledge
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
-        yield gauge("replica_held_blocks", "Blocks held by the replica, by its KV events.", ("replica",), held)
+        yield gauge(
+            "replica_held_blocks", "Blocks cached on the replica, according to its KV events.", ("replica",), held
+        )
         tiers = [((id_, tier), count) for id_, ledger in ledgers.items() for tier, count in ledger.tier_blocks()]
-        text = "Blocks held behind the replica's GPU, by its KV events and tier; `shared` is the whole store."
+        text = "Blocks cached outside the replica's GPU, by tier, according to KV events; `shared` is the whole store."
         yield gauge("replica_tier_blocks", text, ("replica", "tier"), tiers)
         loads = [
             ((member.id, tier), member.speeds.loads.model(tier, link.fit).per_token_ms / 1e3)
@@ -294,21 +308,21 @@ class Events(Collector):
         text = "Learned time to load one token from a tier of the replica."
         yield gauge("replica_load_seconds_per_token", text, ("replica", "tier"), loads)
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
-        text = "Part of the replica's last 200 answers whose cached tokens were predicted exactly."
+        text = "Fraction of the replica's last 200 answers whose cached tokens were predicted exactly."
         equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
         yield from with_old_name(equal, "replica_predictions_equal")
-        text = "Prompts to be tokenized, by outcome."
+        text = "Prompts for tokenization, by outcome."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
 
 
 _STREAM_COUNTERS = {
     "batches": "Batches of KV events applied.",
     "blocks": "Blocks stored or removed by KV events.",
-    "gaps": "Batches of KV events missing when the next arrived.",
-    "replays": "KV event replays requested, routine checks included: about one every ten seconds.",
-    "restarts": "Engine restarts detected by a KV event replay; slow restarts count as new streams.",
+    "gaps": "Batches of KV events that were missing when the next batch arrived.",
+    "replays": "KV event replays requested, including routine checks: about one every ten seconds.",
+    "restarts": "Engine restarts detected by a KV event replay; slow restarts are counted as new streams.",
     "lost": "Unrecoverable losses of KV event batches.",
-    "malformed": "Malformed batches of KV events, and messages that are no batch.",
+    "malformed": "Malformed batches of KV events, and messages that are not batches.",
 }
 
 

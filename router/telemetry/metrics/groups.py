@@ -15,7 +15,7 @@ LABELS = ("route", "tenant", "tools", "step", "agent")
 def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
     """Return all families of groups of requests. Each is present even without a group."""
     requests = Counter(
-        "group_requests", "Requests placed, by group: route, tenant, tools, agent step, kind of agent.", *LABELS
+        "group_requests", "Requests placed, by group: route, tenant, tools, agent step and kind of agent.", *LABELS
     )
     prompt = Counter(
         "group_prompt_tokens", "Prompt tokens by group: by the engine's count, else as predicted.", *LABELS
@@ -24,10 +24,10 @@ def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
         "group_hit_tokens", "Cached prompt tokens by group: by the engine's count, else as predicted.", *LABELS
     )
     calls = Counter("group_tool_calls", "Tool calls in the history of prompts, by group.", *LABELS)
-    text = f"Median of the prompt tokens of the group's last requests; until {OLD_NAMES_UNTIL}."
+    text = f"Median number of prompt tokens of the group's last requests; until {OLD_NAMES_UNTIL}."
     p50 = Gauge("group_prompt_tokens_p50", text, *LABELS)
     lengths = Histogram(
-        "group_prompt_length_tokens", "Prompt tokens of a request, by group.", GROUP_PROMPT_TOKENS, *LABELS
+        "group_prompt_length_tokens", "Prompt tokens per request, by group.", GROUP_PROMPT_TOKENS, *LABELS
     )
     ttft = Histogram("group_ttft_seconds", "Time to first token, by group.", GROUP_TTFT_S, *LABELS)
     for label, group in groups.items():
