@@ -1,4 +1,4 @@
-{{/* What the schema cannot say: values that are right each and wrong together. Every problem is told at once. */}}
+{{/* Checks that the schema cannot express: wrong combinations of valid values. All problems are reported at once. */}}
 {{- define "warmroute.check" -}}
 {{- $problems := concat
   (include "warmroute.checkDiscovery" . | fromJsonArray)
@@ -161,7 +161,7 @@
 {{- if ge (int .Values.minReadySeconds) (int .Values.progressDeadlineSeconds) -}}
   {{- $p = append $p (printf "progressDeadlineSeconds: %d must be more than minReadySeconds, %d" (int .Values.progressDeadlineSeconds) (int .Values.minReadySeconds)) -}}
 {{- end -}}
-{{- /* The API server takes 262144 bytes of annotations; the rest is for those of kubectl and of admission webhooks. */}}
+{{- /* The API server accepts 262144 bytes of annotations; the rest is for those of kubectl and admission webhooks. */}}
 {{- $annotations := add (len (include "warmroute.settings" .)) (len (toJson .Values.podAnnotations)) (len (toJson .Values.commonAnnotations)) -}}
 {{- if gt $annotations 229376 -}}
   {{- $p = append $p (printf "config and podAnnotations: %d bytes; pods have them as annotations, which may have 229376 bytes together" $annotations) -}}

@@ -1,4 +1,4 @@
-{{/* An Envoy of its own, for clusters whose gateway knows no InferencePools. */}}
+{{/* A dedicated Envoy, for clusters with a gateway that does not support InferencePools. */}}
 
 {{- define "warmroute.envoyName" -}}
 {{- include "warmroute.fullname" . }}-envoy
@@ -9,7 +9,7 @@ app.kubernetes.io/name: {{ include "warmroute.name" . }}-envoy
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* What a gateway does while no picker answers: FailOpen, or FailClose, as it must where clients need keys. */}}
+{{/* Failure mode of a gateway while no picker answers: FailOpen, or FailClose, as required if clients need keys. */}}
 {{- define "warmroute.failureMode" -}}
 {{- if .Values.pool.failureMode -}}
 {{- .Values.pool.failureMode -}}
@@ -20,14 +20,14 @@ FailOpen
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty if a request without a key is refused, or prompts are salted. */}}
+{{/* "yes" if requests without a key are refused or prompts are salted, otherwise empty. */}}
 {{- define "warmroute.asksForKeys" -}}
 {{- with .Values -}}
 {{- if or .apiKeys.existingSecret (dig "auth" "keys_file" "" .config) (dig "auth" "isolate" false .config) }}yes{{ end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* How Envoy asks DNS for a Service's pods. */}}
+{{/* Envoy's cluster type for a Service's pods, resolved by DNS. */}}
 {{- define "warmroute.envoyNames" -}}
 name: envoy.clusters.dns
 typed_config:
@@ -46,7 +46,7 @@ typed_config:
 {{- $body := int64 (dig "limits" "body_bytes_max" 33554432 .Values.config) -}}
 {{- $firstByte := dig "upstream" "first_byte_timeout_s" 600 .Values.config | int -}}
 admin:
-  # Whoever reaches this page may end Envoy: loopback alone.
+  # A client of the admin page can stop Envoy, so it listens on loopback only.
   address:
     socket_address: {address: 127.0.0.1, port_value: 9901}
 overload_manager:
@@ -60,8 +60,8 @@ static_resources:
     - name: clients
       address:
         socket_address: {address: {{ .Values.envoy.bindAddress | quote }}, port_value: 8080, ipv4_compat: {{ contains ":" .Values.envoy.bindAddress }}}
-      # A request is sent to the picker whole, so this is the longest body, and the longest answer that waits for a slow
-      # client: `limits.body_bytes_max` of the router. More is 413.
+      # A request is sent to the picker with its whole body. This is therefore the maximum size of a body, and of an
+      # answer that waits for a slow client: `limits.body_bytes_max` of the router. Larger bodies are answered with 413.
       per_connection_buffer_limit_bytes: {{ $body }}
       filter_chains:
         - filters:
@@ -71,21 +71,21 @@ static_resources:
                 stat_prefix: clients
                 codec_type: AUTO
                 use_remote_address: true
-                # Nobody's x-envoy-* headers are believed, whatever the address.
+                # x-envoy-* headers of clients are ignored, for every address.
                 internal_address_config: {unix_sockets: false}
                 normalize_path: true
                 path_with_escaped_slashes_action: REJECT_REQUEST
                 request_headers_timeout: 10s
-                # As long as a prefill may take without a byte.
+                # The maximum time of a prefill, during which no byte is sent.
                 stream_idle_timeout: {{ add $firstByte 60 }}s
                 common_http_protocol_options:
                   idle_timeout: 75s
-                  # A pod that ends gets no new connection, and old ones end after a minute and their last answer: so
-                  # what is cut at the end of `drainSeconds` are only streams longer than that.
+                  # A terminating pod receives no new connections, and existing ones end after a minute and their last
+                  # answer. At the end of `drainSeconds` only streams that are longer than that are cut.
                   max_connection_duration: 60s
                 http2_protocol_options:
                   max_concurrent_streams: 1000
-                # Before routing, and so before a picker that is away could leave them in.
+                # Removed before routing, because the headers would remain if no picker is available.
                 early_header_mutation_extensions:
                   - name: envoy.http.early_header_mutation.header_mutation
                     typed_config:
@@ -100,18 +100,18 @@ static_resources:
                     - name: engines
                       domains: ["*"]
                       routes:
-                        # What a picker has placed. It answers by itself what goes to no engine.
+                        # Requests placed by a picker. The picker itself answers requests that go to no engine.
                         - match: {prefix: /, headers: [{name: x-gateway-destination-endpoint, present_match: true}]}
                           route: &engines
                             cluster: engines
-                            # None: answers take as long as they take.
+                            # No timeout, because the duration of an answer is not limited.
                             timeout: 0s
-                            # Only what no engine has seen is sent again, to the next of the picker's list.
+                            # Only requests that no engine has received are retried, on the next of the picker's list.
                             retry_policy:
                               retry_on: connect-failure,refused-stream
                               num_retries: 2
                         {{- if $open }}
-                        # What no picker has seen: prompts alone, and without credentials.
+                        # Requests that no picker has received: only prompts, and without credentials.
                         {{- range concat $rules.prompts (dig "api" "passthrough" $rules.passthrough .Values.config) }}
                         - match: {path: {{ . | quote }}, headers: [{name: ":method", string_match: {exact: POST}}]}
                           route: *engines
@@ -125,7 +125,7 @@ static_resources:
                       grpc_service:
                         envoy_grpc:
                           cluster_name: pickers
-                        # Another picker is asked if one is away, or ended before it said anything.
+                        # Another picker is tried if one is unavailable, or ended before it sent a response.
                         retry_policy:
                           retry_on: connect-failure,refused-stream,reset,unavailable
                           num_retries: 2
@@ -136,17 +136,17 @@ static_resources:
                         response_body_mode: NONE
                         request_trailer_mode: SKIP
                         response_trailer_mode: SKIP
-                      # More than a request may wait for its turn in the router's queue (`admission.wait_s`). A picker
-                      # that hangs is found sooner, by its health checks and its silent connections.
+                      # Longer than the maximum time of a request in the router's queue (`admission.wait_s`). A picker
+                      # that hangs is detected sooner, by its health checks and the keepalive of its connections.
                       message_timeout: {{ default (printf "%ds" (dig "admission" "wait_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
                       failure_mode_allow: {{ $open }}
-                      # Routes are matched again once the picker has set its header.
+                      # Routes are matched again after the picker has set its header.
                       route_cache_action: CLEAR
                       status_on_error: {code: ServiceUnavailable}
                       allow_mode_override: true
                       response_attributes: [upstream.address]
                       metadata_options:
-                        # Without it the picker's choice is not taken from its metadata.
+                        # Without this namespace the picker's choice is not read from its metadata.
                         receiving_namespaces: {untyped: [envoy.lb]}
                         forwarding_namespaces: {untyped: [envoy.lb, envoy.lb.subset_hint]}
                   - name: envoy.filters.http.router
@@ -167,7 +167,7 @@ static_resources:
                   virtual_hosts:
                     - name: status
                       domains: ["*"]
-                      # Two pages of the admin interface, to be read alone.
+                      # Two pages of the admin interface, read-only.
                       routes:
                         - match: {path: /ready, headers: [{name: ":method", string_match: {exact: GET}}]}
                           route: {cluster: admin}
@@ -179,7 +179,7 @@ static_resources:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
   clusters:
     - name: engines
-      # Pods that are ready, by a headless Service.
+      # Ready pods, found by a headless Service.
       cluster_type:
         {{- include "warmroute.envoyNames" . | nindent 8 }}
       connect_timeout: 2s
@@ -193,8 +193,8 @@ static_resources:
                   address:
                     socket_address: {address: {{ $engines }}, port_value: {{ int . }}}
               {{- end }}
-      # The picker's list in its order, and only those of the cluster: any other address is passed over. Without a list,
-      # as while no picker answers, in turn.
+      # Engines in the order of the picker's list. Addresses that are not in the cluster are skipped. Without a list, as
+      # while no picker answers, engines are chosen by round robin.
       load_balancing_policy:
         policies:
           - typed_extension_config:
@@ -206,7 +206,7 @@ static_resources:
                       key: envoy.lb
                       path: [{key: x-gateway-destination-endpoint}]
                   - header: x-gateway-destination-endpoint
-                # Who was connected to in fact, for the picker's books.
+                # The address of the actual connection, for the picker's accounting.
                 selected_host_key:
                   key: envoy.lb
                   path: [{key: x-gateway-destination-endpoint-served}]
@@ -224,8 +224,8 @@ static_resources:
         {{- include "warmroute.envoyNames" . | nindent 8 }}
       connect_timeout: 1s
       lb_policy: ROUND_ROBIN
-      # If all pickers are gone there is no use in asking one before an engine is chosen without them. With keys one is
-      # asked all the same, since its refusal says why.
+      # With FailOpen no unhealthy picker is tried if all are unhealthy, because an engine is chosen without them. With
+      # FailClose one is tried, because its refusal states the reason.
       common_lb_config:
         healthy_panic_threshold: {value: {{ ternary 0 1 $open }}}
       load_assignment:

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Short enough for every suffix: names of Services have 63 characters. */}}
+{{/* Short enough for every suffix, because names of Services have at most 63 characters. */}}
 {{- define "warmroute.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
@@ -24,7 +24,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ include "warmroute.aboutLabels" . }}
 {{- end -}}
 
-{{/* Labels of a pod that no Service of ours may select. */}}
+{{/* Labels of the test pod, which no Service of the chart may select. */}}
 {{- define "warmroute.testLabels" -}}
 app.kubernetes.io/name: {{ include "warmroute.name" . }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -38,7 +38,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* Annotations of an object: its own (second) over those of all. */}}
+{{/* Annotations of an object. Its own ones (second argument) override the common ones. */}}
 {{- define "warmroute.annotations" -}}
 {{- with merge (dict) (index . 1) (index . 0).Values.commonAnnotations -}}
 annotations:
@@ -65,7 +65,7 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* A container that may do nothing but run: the restricted Pod Security Standard, and a root that is read only. */}}
+{{/* Minimal permissions of a container: the restricted Pod Security Standard, and a read-only root file system. */}}
 {{- define "warmroute.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -90,13 +90,13 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* Processes of a pod: workers, and the hub when there are several. */}}
+{{/* Number of processes of a pod: workers, plus the control plane (hub) if there are several workers. */}}
 {{- define "warmroute.processes" -}}
 {{- $workers := int (dig "listen" "workers" 1 .Values.config) -}}
 {{- if gt $workers 1 }}{{ add $workers 1 }}{{ else }}1{{ end -}}
 {{- end -}}
 
-{{/* Resources, as JSON: what is given (second) over what is worked out (first). An amount of null takes one away. */}}
+{{/* Resources, as JSON. Given ones (second argument) override computed ones (first), and null removes an amount. */}}
 {{- define "warmroute.merged" -}}
 {{- $all := deepCopy (index . 0) -}}
 {{- range $kind, $given := index . 1 -}}
@@ -146,7 +146,7 @@ seccompProfile:
 {{- mulf (regexFind "^[0-9.]+(e[0-9]+)?" $text | float64) (get $units (regexFind "[a-zA-Z]+$" $text) | default 1.0) -}}
 {{- end -}}
 
-{{/* Whether a network of IPv4 (`10.96.0.0/16`) has no bits behind its mask: "yes", or nothing. */}}
+{{/* "yes" if an IPv4 network (`10.96.0.0/16`) has no bits set after its mask, otherwise empty. */}}
 {{- define "warmroute.isNetwork" -}}
 {{- $parts := splitList "/" . -}}
 {{- $number := 0 -}}
@@ -156,7 +156,7 @@ seccompProfile:
 {{- if eq (int (mod $number $size)) 0 }}yes{{ end -}}
 {{- end -}}
 
-{{/* Seconds that a pod needs to end well. */}}
+{{/* Seconds that a pod needs for an orderly termination. */}}
 {{- define "warmroute.graceNeeded" -}}
 {{- $duck := dig "listen" "lame_duck_s" 5 .Values.config | float64 -}}
 {{- $drain := dig "listen" "drain_s" 180 .Values.config | float64 -}}
@@ -173,8 +173,8 @@ seccompProfile:
 {{- end -}}
 
 {{/*
-Probes ask the main port, unless it wants certificates that kubelets do not have. A picker that serves no clients has
-none: of it the port for health checks is asked, which never has TLS.
+Probes use the main port, unless it requires client certificates, which kubelets do not have. A picker without clients
+has no main port. Its probes use the port for health checks, which never has TLS.
 */}}
 {{- define "warmroute.probe" -}}
 {{- $root := index . 0 -}}
@@ -200,7 +200,7 @@ httpGet:
 {{- dig "listen" "admin_port" 8001 .Values.config | int -}}
 {{- end -}}
 
-{{/* Port of `events.bind`, where engines connect to the router; empty: none does. */}}
+{{/* Port of `events.bind`, to which engines connect. Empty if no engine connects to the router. */}}
 {{- define "warmroute.eventsPort" -}}
 {{- dig "events" "bind" "" .Values.config | regexFind "[0-9]+$" -}}
 {{- end -}}
@@ -209,7 +209,7 @@ httpGet:
 {{- if or .Values.adminToken.existingSecret (not (include "warmroute.serves" .)) }}admin{{ else }}http{{ end -}}
 {{- end -}}
 
-{{/* What a monitor asks, the same for both kinds. */}}
+{{/* Endpoint that a monitor scrapes, the same for both kinds. */}}
 {{- define "warmroute.endpoint" -}}
 - port: {{ include "warmroute.metricsPort" . }}
   path: /metrics
@@ -223,7 +223,7 @@ httpGet:
   {{- else if .Values.tls.existingSecret }}
   scheme: https
   tlsConfig:
-    # The pod is asked by its address, which no certificate names.
+    # The pod is scraped by its address, which is in no certificate.
     insecureSkipVerify: true
   {{- end }}
 {{- end -}}
@@ -241,7 +241,7 @@ httpGet:
 {{- $namespaces | uniq | toJson -}}
 {{- end -}}
 
-{{/* Role and binding, in a namespace that other releases may use too. */}}
+{{/* Name of Role and binding, in a namespace that other releases may also use. */}}
 {{- define "warmroute.roleName" -}}
 {{- $root := index . 0 -}}
 {{- $name := include "warmroute.fullname" $root -}}

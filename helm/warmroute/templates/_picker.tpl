@@ -1,11 +1,11 @@
-{{/* The picker: `face` picker or both. Its settings are the section `gateway`. */}}
+{{/* The picker, if `face` is picker or both. Its settings are the section `gateway`. */}}
 
-{{/* Whether the routers are pickers: "yes", or nothing. */}}
+{{/* "yes" if the routers are pickers, otherwise empty. */}}
 {{- define "warmroute.picks" -}}
 {{- if ne .Values.face "edge" }}yes{{ end -}}
 {{- end -}}
 
-{{/* Whether clients talk to the routers: "yes", or nothing. */}}
+{{/* "yes" if clients send requests to the routers, otherwise empty. */}}
 {{- define "warmroute.serves" -}}
 {{- if ne .Values.face "picker" }}yes{{ end -}}
 {{- end -}}
@@ -22,7 +22,7 @@
 {{- default (include "warmroute.fullname" .) .Values.pool.name -}}
 {{- end -}}
 
-{{/* Labels of the pool's members, as JSON: those that are given, else those of the engines of this release. */}}
+{{/* Labels of the pool's members, as JSON: the given ones, otherwise those of the engines of this release. */}}
 {{- define "warmroute.poolLabels" -}}
 {{- $labels := dict -}}
 {{- if include "warmroute.picks" . -}}
@@ -32,14 +32,14 @@
 {{- $labels | toJson -}}
 {{- end -}}
 
-{{/* Those labels as a selector's text. */}}
+{{/* The same labels as the text of a selector. */}}
 {{- define "warmroute.poolSelector" -}}
 {{- $terms := list -}}
 {{- range $key, $value := include "warmroute.poolLabels" . | fromJson }}{{ $terms = append $terms (printf "%s=%s" $key $value) }}{{ end -}}
 {{- join "," $terms -}}
 {{- end -}}
 
-{{/* InferencePools that discovery follows, as JSON: those of the settings, else the one that is made here, or none. */}}
+{{/* InferencePools that discovery follows, as JSON: those of the settings, otherwise the chart's own pool, if any. */}}
 {{- define "warmroute.pools" -}}
 {{- $pools := default list (dig "discovery" "pools" list .Values.config) -}}
 {{- if and (not $pools) (include "warmroute.picks" .) .Values.pool.create -}}
@@ -48,7 +48,7 @@
 {{- $pools | toJson -}}
 {{- end -}}
 
-{{/* Those of one namespace (second), by their names, as JSON. */}}
+{{/* Names of the InferencePools in one namespace (second argument), as JSON. */}}
 {{- define "warmroute.poolsOf" -}}
 {{- $root := index . 0 -}}
 {{- $names := list -}}
@@ -60,12 +60,12 @@
 {{- $names | toJson -}}
 {{- end -}}
 
-{{/* The namespace of pools that say none. */}}
+{{/* Namespace of pools that are named without a namespace. */}}
 {{- define "warmroute.plainNamespace" -}}
 {{- dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) | first -}}
 {{- end -}}
 
-{{/* Whom HTTPRoute and Ingress lead to: a backend, as JSON. */}}
+{{/* Backend of HTTPRoute and Ingress, as JSON. */}}
 {{- define "warmroute.backend" -}}
 {{- $service := dict "name" (include "warmroute.fullname" .) "port" .Values.service.port -}}
 {{- if .Values.envoy.enabled -}}
@@ -80,7 +80,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Settings that a picker has besides, as JSON. */}}
+{{/* Additional settings of a picker, as JSON. */}}
 {{- define "warmroute.pickerSettings" -}}
 {{- $gateway := merge (dict) (dig "gateway" dict .Values.config) (dict "host" (dig "listen" "host" "0.0.0.0" .Values.config)) -}}
 {{- with .Values.tls -}}

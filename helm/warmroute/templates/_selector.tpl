@@ -1,12 +1,12 @@
-{{/* The engines' label selector as text: the one that is given, the pool's, that of the engines of this release, or none. */}}
+{{/* Text of the engines' label selector: the given one, the pool's, that of this release's engines, or empty. */}}
 {{- define "warmroute.selectorText" -}}
 {{- $own := ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled -}}
 {{- .Values.config.discovery.selector | default (include "warmroute.poolSelector" .) | default $own -}}
 {{- end -}}
 
 {{/*
-Labels of the serving stacks that discovery knows without a selector, a YAML list: those of
-router/engines/discovery/stacks.py, as a test holds. A value of "" stands for any.
+YAML list of the labels by which discovery finds serving stacks without a selector. A test checks that they are equal to
+those of router/engines/discovery/stacks.py. A value of "" matches any value.
 */}}
 {{- define "warmroute.stacks" -}}
 - {app.kubernetes.io/component: serving-engine, model: ""}
@@ -16,7 +16,7 @@ router/engines/discovery/stacks.py, as a test holds. A value of "" stands for an
 - {leaderworkerset.sigs.k8s.io/name: "", leaderworkerset.sigs.k8s.io/worker-index: "0"}
 {{- end -}}
 
-{{/* The pods that discovery takes, each sort as a LabelSelector, as JSON: by the selector, or those of known stacks. */}}
+{{/* LabelSelectors of the pods that discovery takes, as JSON: the given selector, or one per known stack. */}}
 {{- define "warmroute.podSelectors" -}}
 {{- $selectors := list -}}
 {{- with include "warmroute.selectorText" . -}}

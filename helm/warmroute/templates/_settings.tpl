@@ -1,6 +1,6 @@
 {{/*
-The settings file, as a tree: `config` with what only the chart knows. Values are written as JSON, which is YAML, since
-Helm's own YAML makes 2.68435456e+08 of 268435456.
+The settings file: `config` and the settings that only the chart knows. Values are written as JSON, which is valid YAML,
+because Helm's YAML output converts 268435456 to 2.68435456e+08.
 */}}
 {{- define "warmroute.settings" -}}
 {{- range $name, $value := include "warmroute.settingsTree" . | fromJson -}}
@@ -120,12 +120,12 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $tree | toJson -}}
 {{- end -}}
 
-{{/* Whether an engine of this release may have no replica, whose first one requests start: "yes", or nothing. */}}
+{{/* "yes" if an engine of this release may have no replica until a request starts the first one, otherwise empty. */}}
 {{- define "warmroute.scalesFromZero" -}}
 {{- if include "warmroute.fromZero" . | fromJsonArray }}yes{{ end -}}
 {{- end -}}
 
-{{/* The engines of this release that may have no replica, as a JSON list of what clients call the model. */}}
+{{/* JSON list of the engines of this release that may have no replica, by the model name that clients use. */}}
 {{- define "warmroute.fromZero" -}}
 {{- $names := list -}}
 {{- range .Values.engines.enabled | ternary .Values.engines.models list -}}
@@ -137,12 +137,12 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- uniq $names | toJson -}}
 {{- end -}}
 
-{{/* Whether the router leaves its state in the pod's own volume: "yes", or nothing. */}}
+{{/* "yes" if the router saves its state in a volume of the pod, otherwise empty. */}}
 {{- define "warmroute.keepsState" -}}
 {{- if hasPrefix "/var/lib/warmroute/" (dig "state" "file" "/var/lib/warmroute/state" .Values.config) }}yes{{ end -}}
 {{- end -}}
 
-{{/* Whether routers share a store: "yes", or nothing. */}}
+{{/* "yes" if routers share a store, otherwise empty. */}}
 {{- define "warmroute.shares" -}}
 {{- $shared := dig "shared" dict .Values.config -}}
 {{- $secret := .Values.shared -}}
@@ -150,8 +150,8 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- end -}}
 
 {{/*
-Tokenizers of the engines of this release, as a JSON list of what clients call the model, where its tokenizer is, and the
-Secret for it: what `tokenizer` names, else the model itself where it is a name on the hub.
+JSON list of the tokenizers of this release's engines: the model name that clients use, the tokenizer's location, and
+the Secret for it. The location is `tokenizer`, or the model itself if that is a name on the hub.
 */}}
 {{- define "warmroute.engineTokenizers" -}}
 {{- $found := list -}}
@@ -166,7 +166,7 @@ Secret for it: what `tokenizer` names, else the model itself where it is a name 
 {{- $found | toJson -}}
 {{- end -}}
 
-{{/* Secret with the hub's token, as JSON: the one that is named, else the first of the engines' of this release. */}}
+{{/* Secret with the hub's token, as JSON: the given one, otherwise the first one of this release's engines. */}}
 {{- define "warmroute.hubToken" -}}
 {{- $token := dict -}}
 {{- with .Values.huggingFace.existingSecret -}}
@@ -179,7 +179,7 @@ Secret for it: what `tokenizer` names, else the model itself where it is a name 
 {{- $token | toJson -}}
 {{- end -}}
 
-{{/* Whether tokenizers may come from Hugging Face's hub: "yes", or nothing. */}}
+{{/* "yes" if tokenizers may come from Hugging Face's hub, otherwise empty. */}}
 {{- define "warmroute.hub" -}}
 {{- $all := dig "tokens" "sources" list (include "warmroute.settingsTree" . | fromJson) -}}
 {{- range $all -}}
@@ -187,7 +187,7 @@ Secret for it: what `tokenizer` names, else the model itself where it is a name 
 {{- end -}}
 {{- end -}}
 
-{{/* Files of one projected volume, as its sources. */}}
+{{/* Sources of one projected volume, one for each file. */}}
 {{- define "warmroute.secretSources" -}}
 {{- $v := .Values -}}
 {{- $files := list
