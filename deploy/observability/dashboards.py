@@ -160,56 +160,57 @@ BREAKERS = (("0", "closed", GREEN), ("1", "resting", "blue"), ("2", "half-open",
 OVERVIEW = Board(
     "warmroute-overview",
     "warmroute / Overview",
-    "Whether routing pays: hit rate first, then what clients wait, what is saved, and what is in the way.",
+    "Benefit of routing: the hit rate first, then the waiting time of clients, the savings, and the obstacles.",
     [
         Row(
             [
                 Panel(
                     "Token hit rate",
-                    "Part of all prompt tokens that were cached: by the engine's count where its answer told, else as"
-                    " predicted. The figure to watch: if it falls after a rollout, see the grade of replicas and the"
-                    " spillover below.",
+                    "Fraction of all prompt tokens that were cached: by the engine's count if the answer reports one,"
+                    " otherwise as predicted. This is the main figure. If it falls after a rollout, see the grade of"
+                    " replicas and the spillover below.",
                     [(RATE, "hit rate")],
                     "percentunit", "stat", colours=HITS, top=1,
                 ),
                 Panel(
                     "Verified",
-                    "Part of prompt tokens of which an engine told: in its answers, or by its own counters. The rest"
-                    " of the hit rate is predicted. Low: see docs/guide/engines.md for the engine's flag.",
+                    "Fraction of prompt tokens with a cached-token count from an engine: in its answers, or in its own"
+                    " counters. The rest of the hit rate is predicted. If it is low, see docs/guide/engines.md for the"
+                    " engine's flag.",
                     [(TOLD, "by answers"), (TOLD_OR_COUNTED, "or by counters")],
                     "percentunit", "stat", colours=((None, "text"), (SHOWN_MIN, "blue")), top=1,
                 ),
                 Panel(
                     "TTFT p90",
-                    "Nine of ten streams began within this time, queueing included.",
+                    "Time within which nine of ten streams began, including time in the queue.",
                     [(quantile(0.9, "warmroute_ttft_seconds", labels=MODEL), "p90")],
                     "s", "stat",
                 ),
                 Panel(
                     "Prefill tokens saved",
-                    "Prompt tokens over the time shown that no GPU had to compute, since they were cached where the"
-                    " request"
-                    " went.",
+                    "Prompt tokens in the time range that no GPU had to compute, because they were cached on the"
+                    " replica of the request.",
                     [(f"sum (increase(warmroute_saved_prefill_tokens_total{{{MODEL}}}[$__range]))", "tokens")],
                     "short", "stat",
                 ),
                 Panel(
                     "Replica time saved",
-                    "What computing these tokens would have taken, over the time shown: an estimate by each replica's"
-                    " learned prefill speed. A replica on 2 GPUs saves two GPU-seconds a second.",
+                    "Computation time of these tokens in the time range: an estimate by each replica's learned prefill"
+                    " speed. A replica on 2 GPUs saves two GPU-seconds per second.",
                     [(f"sum (increase(warmroute_saved_prefill_seconds_total{{{MODEL}}}[$__range]))", "time")],
                     "s", "stat",
                 ),
                 Panel(
                     "Errors",
-                    "Part of requests that ended with 5xx. By route, status and tenant on the dashboard of requests; by"
-                    " replica on that of replicas.",
+                    "Fraction of requests that ended with 5xx. The dashboard of requests shows it by route, status and"
+                    " tenant, and the dashboard of replicas by replica.",
                     [(ERRORS, "5xx")],
                     "percentunit", "stat", colours=FAILS,
                 ),
                 Panel(
                     "Replicas ready",
-                    "That some router may send requests to. None: clients get 503; look at the engines first.",
+                    "Replicas to which at least one router may send requests. If there are 0, clients get 503: check"
+                    " the engines first.",
                     [(f"sum(max by (replica) (warmroute_replica_ready{{{OF}}}))", "ready")],
                     "short", "stat", colours=((None, RED), (1, GREEN)),
                 ),
@@ -220,10 +221,11 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Hit rate: all, predicted, actual",
-                    "The hit rate; what was predicted of all prompts; actual, what answers told, shown where they told"
-                    " of a fifth of all tokens; counted, what engines' counters say of answers that told nothing. All"
-                    " low: prompts share little, or caches are too small. Predicted above actual or counted: the"
-                    " router believes in what is gone; see grades and events.",
+                    "hit rate: the rate of all prompts. predicted: the prediction for all prompts. actual: the"
+                    " engines' counts in answers, shown if they cover at least a fifth of all tokens. counted: the"
+                    " engines' counters for answers without a count. If all are low, prompts share few tokens, or"
+                    " caches are too small. If predicted is above actual or counted, the router's estimate contains"
+                    " evicted blocks: see grades and events.",
                     [
                         (RATE, "hit rate"),
                         (PREDICTED, "predicted"),
@@ -234,9 +236,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Time to first token",
-                    "From the whole request to the first event of its stream. If it rises while the hit rate does"
-                    " not fall,"
-                    " replicas are busy: see the queue.",
+                    "Time from the complete request to the first event of its stream. If it rises while the hit rate"
+                    " does not fall, replicas are busy: see the queue.",
                     quantiles("warmroute_ttft_seconds", MODEL),
                     "s",
                 ),
@@ -246,25 +247,26 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Requests",
-                    "Answered a second, by model.",
+                    "Requests answered per second, by model.",
                     [(rate("warmroute_requests_total", "model", MODEL), "{{model}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Output tokens",
-                    "Tokens of answers a second, by model: by the engine's count, else events of streams.",
+                    "Tokens of answers per second, by model: by the engine's count, otherwise by stream events.",
                     [(tokens("completion", "model"), "{{model}}")],
                     TOKENS, stack=True,
                 ),
                 Panel(
                     "Prompt tokens",
-                    "Cached and computed, a second.",
+                    "Cached and computed prompt tokens per second.",
                     [(hits(), "cached"), (tokens("miss"), "computed")],
                     TOKENS, stack=True, fixed=(("cached", GREEN), ("computed", YELLOW)),
                 ),
                 Panel(
                     "Replicas ready, by model",
-                    "None for a model that had some: its requests get 503, though others' do not.",
+                    "Ready replicas of each model. If a model has 0 after it had some, its requests get 503, although"
+                    " those for other models do not.",
                     [(f"max by (model) (warmroute_model_ready_replicas{{{MODEL}}})", "{{model}}")],
                     colours=((None, RED), (1, GREEN)),
                 ),
@@ -274,8 +276,8 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Failed, by model",
-                    "Part of each model's requests that ended with 5xx: one model may be down while the sum looks"
-                    " well.",
+                    "Fraction of each model's requests that ended with 5xx. One model may be down although the sum is"
+                    " normal.",
                     [
                         (
                             ratio(
@@ -290,14 +292,15 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Hit rate by model",
-                    "By the engine's count where its answer told, else as predicted.",
+                    "Cached fraction of prompt tokens: by the engine's count if the answer reports one, otherwise as"
+                    " predicted.",
                     [(ratio(hits("model"), prompts("model")), "{{model}}")],
                     "percentunit", top=1,
                 ),
                 Panel(
                     "TTFT, all streams",
-                    "How many streams began within which time. Two bands: warm and cold prompts, or two kinds of"
-                    " replicas.",
+                    "Number of streams by the time within which they began. Two bands mean warm and cold prompts, or"
+                    " two kinds of replicas.",
                     [(rate("warmroute_ttft_seconds_bucket", "le", MODEL), "{{le}}")],
                     "s", "heatmap",
                 ),
@@ -307,23 +310,24 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Computed tokens by reason",
-                    "Why prompt tokens were not found cached. diverged, evicted, spilled, replica_lost, identity and"
-                    " mispredicted can be helped: diverged by whoever writes the prompts (/admin/advice says where),"
-                    " evicted by more room. new, cold and tail are the traffic itself.",
+                    "Prompt tokens per second that were not cached, by reason. diverged, evicted, spilled,"
+                    " replica_lost, identity and mispredicted are avoidable. diverged is fixed in the client that"
+                    " writes the prompts (/admin/advice shows the place), and evicted by larger caches. new, cold and"
+                    " tail are inherent in the traffic.",
                     [(rate("warmroute_miss_tokens_total", "reason", MODEL), "{{reason}}")],
                     TOKENS, stack=True, fixed=MISSED,
                 ),
                 Panel(
                     "Hits, genuine and replayed",
-                    "Prompt tokens a second that were cached. A replay is the very prompt that was asked for before:"
-                    " a hit rate that is made of those says nothing of real traffic.",
+                    "Cached prompt tokens per second. A replay is a prompt that was requested before in exactly this"
+                    " form. A hit rate that consists of replays does not predict that of real traffic.",
                     [(rate("warmroute_hit_tokens_total", "kind", MODEL), "{{kind}}")],
                     TOKENS, stack=True, fixed=(("genuine", GREEN), ("replay", "purple")),
                 ),
                 Panel(
                     "On the GPU, loaded, computed",
-                    "Prompt tokens a second by where their KV came from: found on the GPU, loaded from memory or files"
-                    " behind it (tiers), or computed.",
+                    "Prompt tokens per second by the source of their KV: found on the GPU, loaded from memory or files"
+                    " outside the GPU (tiers), or computed.",
                     [
                         (f"{FOUND} - {rate('warmroute_loaded_tokens_total', 'model', MODEL)}", "GPU {{model}}"),
                         (rate("warmroute_loaded_tokens_total", "model", MODEL), "loaded {{model}}"),
@@ -333,8 +337,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Prompts that are no replays",
-                    "Part of prompts that were not asked for before, of late. Near 0 is a load test that repeats"
-                    " itself, or clients that retry.",
+                    "Fraction of recent prompts that were not requested before. A value near 0 means a load test that"
+                    " repeats itself, or clients that retry.",
                     [(f"avg (warmroute_prompt_diversity_ratio{{{OF}}})", "diversity")],
                     "percentunit",
                 ),
@@ -344,17 +348,18 @@ OVERVIEW = Board(
             [
                 Panel(
                     "From asked to hit",
-                    "Part of the prompt tokens over the time shown that reach each stage: seen before in a whole block,"
-                    " unchanged since, kept by some replica, reached (held where the request went), hit. The longest"
-                    " drop is where to begin; the panel beside this one and /dashboard say what is lost there.",
+                    "Fraction of the prompt tokens in the time range that reach each stage: seen before in a whole"
+                    " block, unchanged since, kept by some replica, reached (cached on the replica of the request),"
+                    " hit. Begin with the largest drop. The next panel and /dashboard show its causes.",
                     reaching(),
                     "percentunit", "bars", colours=((None, "blue"),), top=1,
                 ),
                 Panel(
                     "Where prompt tokens end",
-                    "Each token in one place, a second. rewritten: whoever writes the prompts (/admin/advice);"
-                    " evicted_here, evicted_by_others: more room; held_elsewhere: see the spillover below;"
-                    " replica_lost: restarts. tier, pulled, replay and genuine are the hits.",
+                    "Prompt tokens per second by final place, each token in one place. rewritten: fix the client that"
+                    " writes the prompts (/admin/advice). evicted_here, evicted_by_others: enlarge caches."
+                    " held_elsewhere: see the spillover below. replica_lost: restarts. tier, pulled, replay and"
+                    " genuine are the hits.",
                     [(rate("warmroute_funnel_tokens_total", "place", MODEL), "{{place}}")],
                     TOKENS, stack=True, fixed=ENDED,
                 ),
@@ -364,7 +369,7 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Prefill: saved and computed",
-                    "Prompt tokens a second that were cached, against those predicted to be computed.",
+                    "Cached prompt tokens per second, and those predicted to be computed.",
                     [
                         (rate("warmroute_saved_prefill_tokens_total", labels=MODEL), "saved"),
                         (rate("warmroute_replica_computed_tokens_total"), "computed"),
@@ -373,9 +378,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Replicas' worth of prefill saved",
-                    "Replica-seconds saved each second: how many replicas would do nothing but compute again what"
-                    " was cached."
-                    " An estimate by learned prefill speed.",
+                    "Replica-seconds saved per second: the number of replicas that would be fully occupied with"
+                    " computing cached tokens again. This is an estimate by learned prefill speed.",
                     [(rate("warmroute_saved_prefill_seconds_total", "model", MODEL), "{{model}}")],
                     "short", stack=True,
                 ),
@@ -385,18 +389,18 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Spillover and why",
-                    "Tokens a second that are computed again although another replica holds them. queue: it has too"
-                    " much to"
-                    " do; kv_space, eviction: its cache is too small; crowd: too many decode there;"
-                    " full, retry, unfit: it could not be asked;"
-                    " tie: too"
-                    " little to matter; policy: the policy does not look.",
+                    "Tokens per second that are computed again although another replica caches them. queue: that"
+                    " replica has too much work. kv_space, eviction: its cache is too small. crowd: too many streams"
+                    " decode there. full, retry, unfit: it could not be used. tie: the difference is too small to"
+                    " matter. policy: the policy ignores caches.",
                     [(rate("warmroute_spilled_tokens_total", "cause", MODEL), "{{cause}}")],
                     TOKENS, stack=True,
                 ),
                 Panel(
                     "Why requests went where they went",
-                    "warm: to whoever holds most; spill: waiting there would cost more; cold: nobody holds any of it.",
+                    "Requests per second by reason of the placement. warm: placed on the replica that caches most of"
+                    " the prompt. spill: waiting there would cost more. cold: no replica caches any part of the"
+                    " prompt.",
                     [(rate("warmroute_decisions_total", "reason", MODEL), "{{reason}}")],
                     "reqps", stack=True, fixed=WENT,
                 ),
@@ -406,8 +410,8 @@ OVERVIEW = Board(
             [
                 Panel(
                     "Errors and requests turned away",
-                    "5xx are ours or an engine's; overloaded means the fleet is full; rate_limited that a tenant had"
-                    " its share.",
+                    "Fractions of requests. 5xx: errors of the router or an engine. overloaded: the fleet is full."
+                    " rate_limited: a tenant has used its quota.",
                     [
                         (ERRORS, "5xx"),
                         (SHED, "{{code}}"),
@@ -416,8 +420,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "In flight and waiting",
-                    "Requests being answered, and those that wait in the router for a place. A queue that stays: add"
-                    " replicas, or raise admission limits if engines have room.",
+                    "Requests being answered, and those that wait in the router's queue. If the queue stays, add"
+                    " replicas, or raise admission limits if engines have spare capacity.",
                     [
                         (total("warmroute_in_flight_requests", "model", MODEL), "in flight {{model}}"),
                         (total("warmroute_queued_requests", "model", MODEL), "waiting {{model}}"),
@@ -425,9 +429,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "What is known of caches",
-                    "Replicas by grade: exact by the engine's events, catching-up after a gap or late join,"
-                    " estimated without"
-                    " events. A replica that falls from exact stays useful, with a lower hit rate.",
+                    "Replicas by grade: exact by the engine's events, catching-up after a gap or a late join,"
+                    " estimated without events. A replica that falls from exact stays usable, with a lower hit rate.",
                     [(f"sum by (grade) (avg by (replica, grade) (warmroute_replica_grade{{{OF}}}))", "{{grade}}")],
                     stack=True, fixed=WELL_KNOWN,
                 ),
@@ -460,28 +463,29 @@ EACH = "{{replica}}"
 REPLICAS = Board(
     "warmroute-replicas",
     "warmroute / Replicas",
-    "Each replica: its load, what is known of its cache, and whether it is fit.",
+    "Each replica: its load, the knowledge about its cache, and its health.",
     [
         Row(
             [
                 Panel(
                     "Grade",
-                    "How far the belief about each cache can be trusted, by the router that knows least. Below exact"
-                    " where it was exact: look at gaps and lost"
-                    " batches below, then at the router's log, which says why.",
+                    "Confidence in the knowledge about each cache, from the router with the least knowledge. If it"
+                    " falls below exact, check gaps and lost batches below, then the router's log, which states the"
+                    " reason.",
                     [(GRADE_OF, EACH)],
                     kind="states", states=GRADES,
                 ),
                 Panel(
                     "Breaker",
-                    "What requests say of a replica. open: it fails or hangs, and gets nothing until a trial succeeds;"
-                    " resting: it asked to be left alone. Look at its failures below and at its own log.",
+                    "State of each replica's circuit breaker, from the results of requests. open: the replica fails or"
+                    " hangs, and gets no requests until a trial succeeds. resting: it asked for a pause. Check its"
+                    " failures below and its own log.",
                     [(BREAKER_OF, EACH)],
                     kind="states", states=BREAKERS,
                 ),
                 Panel(
                     "Ready",
-                    "Whether its health checks let requests through.",
+                    "Result of each replica's health checks. Only ready replicas get requests.",
                     [(most("warmroute_replica_ready", "replica", REPLICA), EACH)],
                     kind="states", states=(("1", "ready", GREEN), ("0", "not ready", RED)),
                 ),
@@ -492,9 +496,9 @@ REPLICAS = Board(
             [
                 Panel(
                     "Imbalance",
-                    "The busiest replica's computed tokens over the mean; 1 is even. High with spills by queue: one"
-                    " hot prefix."
-                    " High without: few long conversations, or a replica that others cannot relieve.",
+                    "Computed tokens of the busiest replica, divided by the mean; 1 is even. If it is high with spills"
+                    " by queue, there is one hot prefix. If it is high without them, there are few long conversations,"
+                    " or a replica that others cannot relieve.",
                     [
                         (f"max({COMPUTED}) / (avg({COMPUTED}) > 0)", "computed"),
                         (f"max({PLACED}) / (avg({PLACED}) > 0)", "placed"),
@@ -503,13 +507,13 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "Tokens computed",
-                    "Prompt tokens a second that each is predicted to compute: its real work.",
+                    "Prompt tokens per second that each replica is predicted to compute: its actual work.",
                     [(rate("warmroute_replica_computed_tokens_total", "replica", REPLICA), EACH)],
                     TOKENS,
                 ),
                 Panel(
                     "Hit rate by the engine",
-                    "The engine's own hits over queries, whoever asked.",
+                    "Hits divided by queries, both counted by the engine for all of its clients.",
                     [
                         (
                             ratio(
@@ -528,20 +532,20 @@ REPLICAS = Board(
             [
                 Panel(
                     "TTFT p90",
-                    "Of streams that each replica answered, in coarse buckets. One far above the others: a slow GPU,"
-                    " or long prompts that only it gets.",
+                    "Time to first token of the streams of each replica, in coarse buckets. If one is far above the"
+                    " others, it has a slow GPU, or it alone gets long prompts.",
                     [(quantile(0.9, "warmroute_replica_ttft_seconds", "replica", REPLICA), EACH)],
                     "s",
                 ),
                 Panel(
                     "Requests",
-                    "Placed there and ended, a second.",
+                    "Finished requests per second, by replica.",
                     [(rate("warmroute_replica_requests_total", "replica", REPLICA), EACH)],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Output tokens",
-                    "Tokens of its answers, a second.",
+                    "Tokens of each replica's answers per second.",
                     [(rate("warmroute_replica_completion_tokens_total", "replica", REPLICA), EACH)],
                     TOKENS, stack=True,
                 ),
@@ -551,19 +555,19 @@ REPLICAS = Board(
             [
                 Panel(
                     "Open requests",
-                    "Sent by all routers, not ended.",
+                    "Requests sent by all routers and not finished.",
                     [(total("warmroute_replica_in_flight", "replica", REPLICA), EACH)],
                 ),
                 Panel(
                     "Prefill that waits",
-                    "Modelled time until a request placed now is computed, over routers. Rising everywhere: too few"
-                    " replicas.",
+                    "Estimated time until a request placed now is computed, over all routers. If it rises everywhere,"
+                    " there are too few replicas.",
                     [(total("warmroute_replica_pending_prefill_seconds", "replica", REPLICA), EACH)],
                     "s",
                 ),
                 Panel(
                     "Running and waiting, by the engine",
-                    "The engine's own batch and queue.",
+                    "Batch and queue, by the engine's own count.",
                     [
                         (most("warmroute_replica_running", "replica", REPLICA), "running {{replica}}"),
                         (most("warmroute_replica_waiting", "replica", REPLICA), "waiting {{replica}}"),
@@ -571,7 +575,8 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "KV pool in use",
-                    "By live requests. Near 1 the engine preempts: fewer concurrent requests, or more replicas.",
+                    "KV pool usage by live requests. Near 1 the engine preempts: reduce concurrent requests, or add"
+                    " replicas.",
                     [(most("warmroute_replica_kv_usage_ratio", "replica", REPLICA), EACH)],
                     "percentunit", top=1, colours=((None, GREEN), (0.9, RED)),
                 ),
@@ -582,14 +587,16 @@ REPLICAS = Board(
             [
                 Panel(
                     "Event lag",
-                    "Age of the last batch of events when it came. Seconds: the network, or a router without CPU.",
+                    "Age of the last batch of KV events on arrival. If it is seconds, the network is slow, or a router"
+                    " lacks CPU.",
                     [(most("warmroute_replica_event_lag_seconds", "replica", REPLICA), EACH)],
                     "s",
                 ),
                 Panel(
                     "Events missed",
-                    "Batches missing when the next came (most are replayed), and those lost for good. Lost: raise the"
-                    " engine's buffer for replays and the publisher's high-water mark.",
+                    "Batches that were missing when the next batch arrived (most are replayed), and batches that were"
+                    " lost permanently. If batches are lost, raise the engine's buffer for replays and the publisher's"
+                    " high-water mark.",
                     [
                         (rate("warmroute_replica_event_gaps_total", "replica", REPLICA), "gaps {{replica}}"),
                         (rate("warmroute_replica_event_lost_total", "replica", REPLICA), "lost {{replica}}"),
@@ -598,12 +605,14 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "Events",
-                    "Batches a second. None under load: the engine publishes nothing, or cannot be reached.",
+                    "Batches of KV events per second. If there are 0 under load, the engine publishes no events, or"
+                    " cannot be reached.",
                     [(f"max by (replica) (rate(warmroute_replica_event_batches_total{{{REPLICA}}}{R}))", EACH)],
                 ),
                 Panel(
                     "Predicted to the token",
-                    "Part of the last 200 answers. Below 0.99 the replica is not called exact on this evidence.",
+                    "Fraction of the last 200 answers with exactly predicted cached tokens. Below 0.99 the replica is"
+                    " not graded exact on this evidence.",
                     [(f"min by (replica) (warmroute_replica_predictions_equal_ratio{{{REPLICA}}})", EACH)],
                     "percentunit", top=1,
                 ),
@@ -614,22 +623,25 @@ REPLICAS = Board(
             [
                 Panel(
                     "Blocks held",
-                    "By its own events. A fall to nothing is a restart or a clear.",
+                    "Blocks cached on the replica, according to its KV events. A fall to 0 is a restart or a cleared"
+                    " cache.",
                     [(most("warmroute_replica_held_blocks", "replica", REPLICA), EACH)],
                 ),
                 Panel(
                     "Blocks estimated",
-                    "What the router's own estimate says; the room is the engine's, by our share of its work.",
+                    "Blocks in the router's own estimate. Its capacity is that of the engine, multiplied by the"
+                    " routers' share of the engine's work.",
                     [(most("warmroute_replica_index_blocks", "replica", REPLICA), EACH)],
                 ),
                 Panel(
                     "Prefill speed",
-                    "Learned from answers. One far below the others: its GPU, or work that comes past the router.",
+                    "Tokens per second, learned from answers. If one is far below the others, check its GPU, or"
+                    " requests that bypass the router.",
                     [(most("warmroute_replica_prefill_tokens_per_second", "replica", REPLICA), EACH)],
                 ),
                 Panel(
                     "Failures",
-                    "Attempts that failed, by kind: see docs/reference/metrics.md, Kinds of failures.",
+                    "Failed attempts per second, by kind: see docs/reference/metrics.md, Kinds of failures.",
                     [(rate("warmroute_replica_failures_total", "replica, kind", REPLICA), "{{kind}} {{replica}}")],
                 ),
             ],
@@ -638,7 +650,7 @@ REPLICAS = Board(
             [
                 Panel(
                     "Running and waiting",
-                    "vLLM's own batch and queue, where Prometheus scrapes the engines too.",
+                    "Batch and queue by vLLM's own metrics, if Prometheus also scrapes the engines.",
                     [
                         (of_engine(f"vllm:num_requests_running{{{ENGINE}}}"), "running {{replica}}"),
                         (of_engine(f"vllm:num_requests_waiting{{{ENGINE}}}"), "waiting {{replica}}"),
@@ -646,19 +658,20 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "KV cache in use",
-                    "vLLM's own figure.",
+                    "KV cache usage, by vLLM's own metric.",
                     [(of_engine(f"vllm:kv_cache_usage_perc{{{ENGINE}}}"), EACH)],
                     "percentunit", top=1,
                 ),
                 Panel(
                     "Tokens generated",
-                    "By vLLM's own count, whoever asked.",
+                    "Generated tokens per second for all clients, by vLLM's own count.",
                     [(of_engine(f"rate(vllm:generation_tokens_total{{{ENGINE}}}{R})"), EACH)],
                     TOKENS,
                 ),
                 Panel(
                     "TTFT p90 in the engine",
-                    "From its arrival at the engine: the router's own TTFT has the way there and the queue besides.",
+                    "Time to first token from arrival at the engine. The router's TTFT also includes the way to the"
+                    " engine and the queue.",
                     [
                         (
                             "histogram_quantile(0.9, "
@@ -676,7 +689,7 @@ REPLICAS = Board(
             [
                 Panel(
                     "Which pod is which",
-                    "Pods, nodes, models and engine versions of replicas, as far as known.",
+                    "Pods, nodes, models and engine versions of replicas, if known.",
                     [
                         (
                             most(
@@ -691,7 +704,8 @@ REPLICAS = Board(
                 ),
                 Panel(
                     "Our share",
-                    "Part of the replica's computed tokens that came through these routers. Below 1 others use it too.",
+                    "Fraction of the replica's computed tokens that these routers sent. Below 1, other clients also"
+                    " use the replica.",
                     [(f"clamp_max({total('warmroute_replica_share_ratio', 'replica', REPLICA)}, 1)", EACH)],
                     "percentunit", top=1,
                 ),
@@ -705,26 +719,26 @@ REPLICAS = Board(
 REQUESTS = Board(
     "warmroute-requests",
     "warmroute / Requests",
-    "What clients ask and get: by route, model, status and tenant.",
+    "Requests and answers of clients: by route, model, status and tenant.",
     [
         Row(
             [
                 Panel(
                     "By route",
-                    "Requests a second.",
+                    "Requests per second, by route.",
                     [(rate("warmroute_requests_total", "route", MODEL), "{{route}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "By status",
-                    "429 is capacity or quota, 499 a client that left, 502 an engine that failed, 503 no replica,"
-                    " 504 silence.",
+                    "Requests per second, by status. 429: capacity or quota. 499: the client left. 502: an engine"
+                    " failed. 503: no replica. 504: no answer in time.",
                     [(rate("warmroute_requests_total", "status", MODEL), "{{status}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "By model",
-                    "Requests a second.",
+                    "Requests per second, by model.",
                     [(rate("warmroute_requests_total", "model", MODEL), "{{model}}")],
                     "reqps", stack=True,
                 ),
@@ -734,26 +748,26 @@ REQUESTS = Board(
             [
                 Panel(
                     "TTFT p90 by model",
-                    "Time to the first event of nine streams in ten.",
+                    "Time within which the first event of nine in ten streams came.",
                     [(quantile(0.9, "warmroute_ttft_seconds", "model", MODEL), "{{model}}")],
                     "s",
                 ),
                 Panel(
                     "Between tokens",
-                    "Mean time between the events of a stream, over streams: decoding, which routing helps only by"
-                    " even load.",
+                    "Mean time between the events of a stream, over streams. This is decoding, which routing improves"
+                    " only by even load.",
                     quantiles("warmroute_inter_token_seconds", MODEL),
                     "s",
                 ),
                 Panel(
                     "Whole answer p90 by route",
-                    "Request read to answer ended.",
+                    "Time from request read to end of answer.",
                     [(quantile(0.9, "warmroute_duration_seconds", "route", MODEL), "{{route}}")],
                     "s",
                 ),
                 Panel(
                     "Verified by model",
-                    "Part of prompt tokens of which answers told what was cached. What is not told is predicted.",
+                    "Fraction of prompt tokens with a cached-token count in the answer. The rest is predicted.",
                     [
                         (
                             ratio(
@@ -771,8 +785,9 @@ REQUESTS = Board(
             [
                 Panel(
                     "First tokens within their prediction",
-                    "Part of streams whose first token came within the predicted median, and within the predicted p90:"
-                    " about a half, and nine in ten. Far below: engines have work that routers do not see.",
+                    "Fraction of streams with the first token within the predicted median and within the predicted"
+                    " p90: about one half, and nine in ten. If it is far below, engines have work that routers do not"
+                    " see.",
                     [
                         (f"{WITHIN_P50} / ({FORETOLD} > 0)", "within the median (0.5)"),
                         (f"{WITHIN_P90} / ({FORETOLD} > 0)", "within p90 (0.9)"),
@@ -781,13 +796,13 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "TTFT over its prediction",
-                    "Real times to first token over their predicted medians: 1 is right, 2 twice as long.",
+                    "Real times to first token, divided by their predicted medians: 1 is correct, 2 is twice as long.",
                     quantiles("warmroute_ttft_prediction_ratio", MODEL),
                 ),
                 Panel(
                     "Deadlines kept",
-                    "Streams with a deadline whose first token came in time, by priority; the others were late or had "
-                    "none.",
+                    "Fraction of streams with a deadline that sent their first token in time, by priority. The others"
+                    " were late or sent no token.",
                     [
                         (
                             ratio(
@@ -806,19 +821,20 @@ REQUESTS = Board(
             [
                 Panel(
                     "Waiting",
-                    "Requests that wait for a place, by model and priority.",
+                    "Requests in the router's queue, by model and priority.",
                     [(total("warmroute_queued_requests", "model, priority", MODEL), "{{model}} {{priority}}")],
                     stack=True,
                 ),
                 Panel(
                     "Waited p90",
-                    "Of requests that had to wait.",
+                    "Time in the queue, of requests that had to wait.",
                     [(quantile(0.9, "warmroute_queue_seconds", "model", MODEL), "{{model}}")],
                     "s",
                 ),
                 Panel(
                     "Turned away",
-                    "overloaded: the fleet is full; rate_limited: a tenant's quota.",
+                    "Shed requests per second. overloaded: the fleet is full. rate_limited: a tenant has used its"
+                    " quota.",
                     [
                         (
                             rate("warmroute_shed_requests_total", "code, model, priority", MODEL),
@@ -834,7 +850,7 @@ REQUESTS = Board(
             [
                 Panel(
                     "Attempts",
-                    "Requests sent to replicas, by what became of them; ok is left out.",
+                    "Requests sent to replicas per second, by outcome; the outcome ok is not shown.",
                     [
                         (
                             rate("warmroute_attempts_total", "outcome", OF + ',outcome!="ok"') + " > 0",
@@ -845,13 +861,14 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "Retries",
-                    "Failures that clients did not see, by kind.",
+                    "Failures per second that were hidden from clients by a retry, by kind.",
                     [(rate("warmroute_retries_total", "kind"), "{{kind}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Predictions",
-                    "Against the engine's own count. over: less was cached than believed, and prefill took longer.",
+                    "Cache predictions per second, compared with the engine's own count. over: fewer tokens were"
+                    " cached than predicted, and prefill took longer.",
                     [(rate("warmroute_predictions_total", "grade, result"), "{{grade}} {{result}}")],
                     stack=True,
                 ),
@@ -862,25 +879,26 @@ REQUESTS = Board(
             [
                 Panel(
                     "Requests by tenant",
-                    "With a keys file; others are one series.",
+                    "Requests per second, with a keys file; other requests are one series.",
                     [(rate("warmroute_tenant_requests_total", "tenant"), "{{tenant}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Prompt tokens by tenant",
-                    "Of whole answers.",
+                    "Prompt tokens of completed answers per second.",
                     [(rate("warmroute_tenant_prompt_tokens_total", "tenant"), "{{tenant}}")],
                     TOKENS, stack=True,
                 ),
                 Panel(
                     "Output tokens by tenant",
-                    "By the engine's count, else events of streams.",
+                    "Tokens per second: by the engine's count, otherwise by stream events.",
                     [(rate("warmroute_tenant_completion_tokens_total", "tenant"), "{{tenant}}")],
                     TOKENS, stack=True,
                 ),
                 Panel(
                     "Hit rate by tenant",
-                    "By the engine's count, else as predicted. Low for one: its prompts change near their beginning.",
+                    "By the engine's count, otherwise as predicted. If it is low for one tenant, its prompts change"
+                    " near their beginning.",
                     [
                         (
                             (
@@ -899,14 +917,14 @@ REQUESTS = Board(
             [
                 Panel(
                     "Differences",
-                    "Prompts a second that differ from an earlier one before tokens that both have, by what differs."
-                    " Each makes everything behind it miss; the router's own page says where.",
+                    "Prompts per second that differ from an earlier prompt before tokens that both contain, by kind of"
+                    " change. Each difference makes all tokens after it miss. The router's own page shows the place.",
                     [(rate("warmroute_differences_total", "change") + " > 0 or vector(0)", "{{change}}")],
                     stack=True,
                 ),
                 Panel(
                     "Avoidable misses",
-                    "Part of prompt tokens that were computed for a reason that somebody can do something about.",
+                    "Fraction of prompt tokens that were computed for a reason that can be avoided.",
                     [
                         (
                             f"{rate('warmroute_miss_tokens_total', 'reason', AVOIDABLE)}{SHARED}({prompts()} > 0)",
@@ -917,7 +935,7 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "Replays",
-                    "Requests a second whose very prompt was asked for before.",
+                    "Requests per second that repeat an earlier prompt exactly.",
                     [(rate("warmroute_replays_total"), "replays")],
                     "reqps",
                 ),
@@ -928,13 +946,13 @@ REQUESTS = Board(
             [
                 Panel(
                     "Requests by group",
-                    "By what requests are for: tenant, and the step of an agent where they name it.",
+                    "Requests per second by purpose: tenant, and the step of an agent if requests name it.",
                     [(rate("warmroute_group_requests_total", "tenant, step"), "{{tenant}} {{step}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Hit rate by group",
-                    "Low for one: look at its prompts first.",
+                    "Cached fraction of prompt tokens. If it is low for one group, check its prompts first.",
                     [
                         (
                             ratio(
@@ -948,13 +966,13 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "TTFT p90 by group",
-                    "Time to the first event of nine streams in ten, in coarse buckets.",
+                    "Time within which the first event of nine in ten streams came, in coarse buckets.",
                     [(quantile(0.9, "warmroute_group_ttft_seconds", "tenant, step"), "{{tenant}} {{step}}")],
                     "s",
                 ),
                 Panel(
                     "Prompt tokens a request, by group",
-                    "Mean over the interval; the metric is a histogram, too.",
+                    "Mean over the interval. The metric is also available as a histogram.",
                     [
                         (
                             ratio(
@@ -972,15 +990,16 @@ REQUESTS = Board(
             [
                 Panel(
                     "Requests by agent",
-                    "By what agents' clients say of themselves: a client's own requests, and its sub-agents' (/sub)."
-                    " Empty where no client is known: see docs/guide/agents.md.",
+                    "Requests per second by the agent that clients report: a client's own requests, and those of its"
+                    " sub-agents (/sub). It is empty if no client is known: see docs/guide/agents.md.",
                     [(rate("warmroute_group_requests_total", "agent", AGENTS), "{{agent}}")],
                     "reqps", stack=True,
                 ),
                 Panel(
                     "Hit rate by agent",
-                    "Sub-agents far below their client: their prompts begin otherwise than those of whoever started"
-                    " them, or there is no room where these are. See the decisions of one on the router's own page.",
+                    "Cached fraction of prompt tokens. If sub-agents are far below their client, their prompts begin"
+                    " differently from those of the parent agent, or the parent's replica has no spare capacity. See"
+                    " the decisions for one request on the router's own page.",
                     [
                         (
                             ratio(
@@ -994,7 +1013,7 @@ REQUESTS = Board(
                 ),
                 Panel(
                     "TTFT p90 by agent",
-                    "Time to the first event of nine streams in ten, in coarse buckets.",
+                    "Time within which the first event of nine in ten streams came, in coarse buckets.",
                     [(quantile(0.9, "warmroute_group_ttft_seconds", "agent", AGENTS), "{{agent}}")],
                     "s",
                 ),
@@ -1017,7 +1036,8 @@ ROUTER = Board(
             [
                 Panel(
                     "CPU",
-                    "Cores used by each router, workers included. Near one core a process: more workers or routers.",
+                    "Cores used by each router, including workers. If it is near one core per process, add workers or"
+                    " routers.",
                     [
                         (
                             (
@@ -1030,15 +1050,15 @@ ROUTER = Board(
                 ),
                 Panel(
                     "Memory",
-                    "Resident, of the process that knows the replicas. Bounded by routing.index_bytes_max and"
-                    " events.index_bytes_max.",
+                    "Resident memory of the process that tracks the replicas. It is limited by routing.index_bytes_max"
+                    " and events.index_bytes_max.",
                     [(most("process_resident_memory_bytes", "instance"), POD)],
                     "bytes",
                 ),
                 Panel(
                     "Event loop stalls",
-                    "Times a second that a loop came 50 ms or more too late: too little CPU (look at throttling), or"
-                    " a bug.",
+                    "Delays of event-loop timers per second that were longer than 50 ms. The cause is too little CPU"
+                    " (check throttling), or a bug.",
                     [
                         (
                             (
@@ -1052,7 +1072,7 @@ ROUTER = Board(
                 ),
                 Panel(
                     "Own overhead",
-                    "Request read to request sent on: parse, hash, match, place.",
+                    "Time from request read to request forwarded: parse, hash, match, place.",
                     quantiles("warmroute_overhead_seconds"),
                     "s",
                 ),
@@ -1062,13 +1082,13 @@ ROUTER = Board(
             [
                 Panel(
                     "Prefix index",
-                    "Bytes that the estimate takes; full at routing.index_bytes_max, and then forgets what is oldest.",
+                    "Bytes of the estimate. At routing.index_bytes_max it is full, and the oldest entries are evicted.",
                     [(most("warmroute_index_bytes", "instance"), POD)],
                     "bytes",
                 ),
                 Panel(
                     "Blocks known",
-                    "Distinct blocks: estimated, and by events.",
+                    "Distinct blocks: estimated, and according to KV events.",
                     [
                         (most("warmroute_index_keys", "instance"), "estimated {{instance}}"),
                         (most("warmroute_held_keys", "instance"), "by events {{instance}}"),
@@ -1076,14 +1096,14 @@ ROUTER = Board(
                 ),
                 Panel(
                     "Prompts to tokens",
-                    "What became of prompts on the way to token ids, which events need. Failures: see"
+                    "Outcome of the conversion of prompts to token ids, which KV events need. For failures see"
                     " docs/guide/engines.md on tokenizers.",
                     [(rate("warmroute_prompts_tokenized_total", "outcome"), "{{outcome}}")],
                     stack=True,
                 ),
                 Panel(
                     "Waiting bodies",
-                    "Bytes of requests that wait for a place.",
+                    "Bytes of the bodies of queued requests.",
                     [(most("warmroute_queued_bytes", "instance"), POD)],
                     "bytes",
                 ),
@@ -1094,17 +1114,17 @@ ROUTER = Board(
             [
                 Panel(
                     "Client connections",
-                    "Open now. Near listen.connections_max, more are turned away.",
+                    "Open connections. At listen.connections_max further connections are refused.",
                     [(most("warmroute_connections", "instance"), POD)],
                 ),
                 Panel(
                     "Connections closed by us",
-                    "By the limit that they ran into.",
+                    "Connections closed by the router per second, by the limit that was exceeded.",
                     [(rate("warmroute_connections_closed_total", "reason"), "{{reason}}")],
                 ),
                 Panel(
                     "Open files",
-                    "Sockets included, against the limit of the process.",
+                    "Open files including sockets, and the limit of the process.",
                     [
                         (most("process_open_fds", "instance"), "open {{instance}}"),
                         (most("process_max_fds", "instance"), "limit {{instance}}"),
@@ -1112,7 +1132,8 @@ ROUTER = Board(
                 ),
                 Panel(
                     "What should not happen",
-                    "Log lines dropped, placements on replicas that may not be fit, and by workers without their hub.",
+                    "Dropped log lines, placements on replicas that may not be healthy, and placements by workers"
+                    " without the control plane (hub).",
                     [
                         (rate("warmroute_log_lines_dropped_total"), "log lines dropped"),
                         (rate("warmroute_panic_placements_total"), "panic placements"),
@@ -1126,24 +1147,24 @@ ROUTER = Board(
             [
                 Panel(
                     "Discovery is fresh",
-                    "0: the last good view is kept, and is getting old. Look at the API server, or at DNS.",
+                    "0: the last valid view is kept and is getting old. Check the API server, or DNS.",
                     [(f"min by (instance, source) (warmroute_discovery_fresh{{{OF}}})", "{{source}} {{instance}}")],
                     kind="states", states=(("1", "fresh", GREEN), ("0", "stale", RED)),
                 ),
                 Panel(
                     "Age of the view",
-                    "How long discovery has heard nothing.",
+                    "Time since the last update from discovery.",
                     [(most("warmroute_discovery_stale_seconds", "instance, source"), "{{source}} {{instance}}")],
                     "s",
                 ),
                 Panel(
                     "Discovery errors",
-                    "Requests to the source that failed.",
+                    "Failed requests to the discovery source per second.",
                     [(rate("warmroute_discovery_errors_total", "source"), "{{source}}")],
                 ),
                 Panel(
                     "Replicas found",
-                    "By source. Routers that differ for long do not see the same cluster.",
+                    "Replicas by source. Routers that differ for a long time do not see the same cluster.",
                     [(most("warmroute_discovery_replicas", "instance, source"), "{{source}} {{instance}}")],
                 ),
             ],
@@ -1153,25 +1174,26 @@ ROUTER = Board(
             [
                 Panel(
                     "Settings read again",
-                    "refused: the file is wrong, and the old settings hold; the log says what.",
+                    "Configuration reloads in the time range. refused: the file is invalid, and the old settings stay"
+                    " in force. The log states the error.",
                     [(f"sum by (result) (increase(warmroute_reloads_total{{{OF}}}[$__range]))", "{{result}}")],
                     kind="stat",
                 ),
                 Panel(
                     "Last reload",
-                    "When settings that were read again came into force.",
+                    "Time at which the last reloaded settings came into force.",
                     [(f"1000 * {most('warmroute_last_reload_timestamp_seconds', 'instance')}", POD)],
                     "dateTimeFromNow", kind="stat",
                 ),
                 Panel(
                     "Up for",
-                    "Since the process began.",
+                    "Time since the process began.",
                     [(f"time() - {most('process_start_time_seconds', 'instance')}", POD)],
                     "s", kind="stat",
                 ),
                 Panel(
                     "Versions",
-                    "More than one: a rollout is under way, or stuck.",
+                    "Versions of running routers. More than one means that a rollout is in progress, or is stuck.",
                     [(f"count by (version) (warmroute_build_info{{{OF}}})", "{{version}}")],
                     kind="stat",
                 ),

@@ -167,8 +167,8 @@ ALERTS = (
         f"absent(warmroute_build_info) or (max by ({BY}) (last_over_time(warmroute_build_info[6h])) unless {ROUTERS})",
         "2m", PAGE,
         "No router is being scraped",
-        "No series of any router{{ with $labels.job }} of {{ . }}{{ end }}: none runs, or Prometheus does not know"
-        " where.",
+        "No series of any router{{ with $labels.job }} of {{ . }}{{ end }}: no router runs, or Prometheus does not"
+        " find it.",
     ),
     Alert(
         "WarmrouteNoReadyReplicas",
@@ -216,7 +216,7 @@ ALERTS = (
         "15m", TICKET,
         "The cache hit rate has fallen",
         "{{ $value | humanizePercentage }} of prompt tokens for {{ $labels.model }} of {{ $labels.job }} are cached,"
-        " less than 70 % of what it was an hour or a day ago.",
+        " which is less than 70 % of the value an hour or a day ago.",
     ),
     Alert(
         "WarmrouteHitRateUnproven",
@@ -224,53 +224,53 @@ ALERTS = (
         f"({SILENT} - {COUNTED} > 0.15) and warmroute:token_hit_rate_counted_share:ratio_rate30m > 0.2"
         f" and {REQUESTS} > 0.1",
         "30m", TICKET,
-        "Engines count fewer hits than the hit rate says",
-        "Of the prompt tokens of {{ $labels.model }} of {{ $labels.job }} whose answers tell nothing,"
-        " {{ $value | humanizePercentage }} more are believed cached than engines count.",
+        "Engines count fewer hits than the hit rate shows",
+        "For prompt tokens of {{ $labels.model }} of {{ $labels.job }} without a cached-token count in the answer, the"
+        " predicted hit rate exceeds that of the engines' counters by {{ $value | humanizePercentage }}.",
     ),
     Alert(
         "WarmrouteGradeNotExact",
         f"({NO_LONGER}) and on ({BY}) {ALL_REQUESTS} > 0.1",
         "15m", TICKET,
         "A replica's cache is no longer known exactly",
-        "{{ $labels.replica }} or those before it were followed exactly within six hours, and {{ $labels.instance }}"
-        " has not for 15 minutes.",
+        "{{ $labels.replica }} or its predecessors were followed exactly within six hours. {{ $labels.instance }} has"
+        " not followed them exactly for 15 minutes.",
     ),
     Alert(
         "WarmrouteEventsLost",
         "increase(warmroute_replica_event_lost_total[15m]) > 0",
         "0m", TICKET,
-        "KV events of a replica were lost for good",
-        "{{ $labels.replica }}: {{ $value | humanize }} times in 15 minutes that no replay had what was missed.",
+        "KV events of a replica were lost permanently",
+        "{{ $labels.replica }}: missing batches that no replay contained, {{ $value | humanize }} times in 15 minutes.",
     ),
     Alert(
         "WarmrouteEventGaps",
         "increase(warmroute_replica_event_gaps_total[10m]) > 0",
         "30m", TICKET,
-        "KV events of a replica keep going missing",
-        "{{ $labels.replica }}: batches have been missing for half an hour; replays make them good so far.",
+        "KV events of a replica are missing repeatedly",
+        "{{ $labels.replica }}: batches have been missing for half an hour. So far replays have restored them.",
     ),
     Alert(
         "WarmrouteImbalance",
         "warmroute:replica_computed_tokens:imbalance_rate15m > 2 and warmroute:replica_computed_tokens:rate15m > 1000",
         "30m", TICKET,
-        "One replica does far more than the others",
+        "One replica does far more work than the others",
         "The busiest replica of {{ $labels.job }} computes {{ $value | humanize }} times the mean.",
     ),
     Alert(
         "WarmrouteShedding",
         f"{OVERLOADED} / ({REQUESTS} > 0) > 0.01",
         "5m", PAGE,
-        "Requests are turned away because the fleet is full",
-        "{{ $value | humanizePercentage }} of requests for {{ $labels.model }} of {{ $labels.job }} get 429 for want of"
-        " capacity.",
+        "Requests are refused because the fleet is full",
+        "{{ $value | humanizePercentage }} of requests for {{ $labels.model }} of {{ $labels.job }} get 429 because of"
+        " missing capacity.",
     ),
     Alert(
         "WarmrouteQueue",
         f"sum by ({BY_MODEL}) (warmroute_queued_requests) > 0",
         "10m", TICKET,
-        "Requests have been waiting for ten minutes without a break",
-        "{{ $value }} requests for {{ $labels.model }} of {{ $labels.job }} wait for a place or for room in the"
+        "Requests have been waiting for ten minutes without interruption",
+        "{{ $value }} requests for {{ $labels.model }} of {{ $labels.job }} wait for a place or for space in the"
         " caches.",
     ),
     Alert(
@@ -278,22 +278,23 @@ ALERTS = (
         # The breaker is half-open at each trial, which takes long if the replica hangs.
         'max_over_time(warmroute_replica_breaker{state="open"}[3m]) == 1',
         "5m", TICKET,
-        "A replica fails or hangs though its health checks pass",
-        "{{ $labels.replica }} is sent nothing but a trial now and then.",
+        "A replica fails or hangs although its health checks pass",
+        "{{ $labels.replica }} gets no requests except an occasional trial.",
     ),
     Alert(
         "WarmroutePredictionDrift",
         f"{OVER} / ({OVER} + {CACHED} > 100) > 0.15",
         "30m", TICKET,
-        "Caches hold less than the router believes",
-        "{{ $value | humanizePercentage }} of the tokens that {{ $labels.job }} promised to be cached were not.",
+        "Caches contain less than the router predicts",
+        "{{ $value | humanizePercentage }} of the tokens that {{ $labels.job }} predicted to be cached were not"
+        " cached.",
     ),
     Alert(
         "WarmrouteDiscoveryStale",
         "warmroute_discovery_fresh == 0",
         "2m", TICKET,
-        "A router no longer hears which replicas there are",
-        "{{ $labels.instance }} keeps the last good view of {{ $labels.source }}; new replicas are not seen.",
+        "A router no longer receives the list of replicas",
+        "{{ $labels.instance }} keeps the last valid view of {{ $labels.source }}; new replicas are not found.",
     ),
     Alert(
         "WarmrouteLoopStalls",
@@ -301,42 +302,44 @@ ALERTS = (
         ' rate(warmroute_loop_stall_seconds_bucket{le="0.1"}[5m]) > 0.1',
         "10m", TICKET,
         "A router's event loop stalls",
-        "{{ $labels.instance }}: {{ $value | humanize }} stalls a second of more than 100 ms.",
+        "{{ $labels.instance }}: {{ $value | humanize }} stalls of more than 100 ms per second.",
     ),
     Alert(
         "WarmrouteLogLinesDropped",
         "increase(warmroute_log_lines_dropped_total[15m]) > 0",
         "5m", TICKET,
         "A router drops log lines",
-        "{{ $labels.instance }}: nobody takes its standard error fast enough.",
+        "{{ $labels.instance }}: standard error is not read fast enough.",
     ),
     Alert(
         "WarmroutePanicPlacements",
         "increase(warmroute_panic_placements_total[10m]) > 0",
         "5m", TICKET,
-        "Requests go to replicas that may not be fit",
-        "{{ $labels.instance }} has no other left for some model.",
+        "Requests go to replicas that may not be healthy",
+        "{{ $labels.instance }} has no other replica left for a model.",
     ),
     Alert(
         "WarmrouteHubLost",
         "increase(warmroute_worker_hub_lost_placements_total[10m]) > 0",
         "5m", TICKET,
-        "Workers of a router place without its knowledge",
-        "{{ $labels.instance }}: the hub process ended or hangs; placing is by the ring meanwhile.",
+        "Workers of a router place requests without the control plane",
+        "{{ $labels.instance }}: the hub process has ended or hangs. Until it is back, requests are placed by"
+        " consistent hashing.",
     ),
     Alert(
         "WarmrouteAlone",
         "warmroute_sharing_whole == 0",
         "2m", TICKET,
-        "A router does not hear itself through the shared store",
-        "{{ $labels.instance }}: the store is away, or cannot be reached from there; the router decides by itself.",
+        "A router does not receive its own messages through the shared store",
+        "{{ $labels.instance }}: the store is down, or cannot be reached from this router. The router decides by"
+        " itself.",
     ),
     Alert(
         "WarmrouteReloadRefused",
         'increase(warmroute_reloads_total{result="refused"}[15m]) > 0',
         "0m", TICKET,
         "New settings were refused",
-        "{{ $labels.instance }} goes on with the old ones.",
+        "{{ $labels.instance }} continues with the old settings.",
     ),
 )
 # fmt: on
