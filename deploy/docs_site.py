@@ -40,7 +40,8 @@ def readme_top() -> str:
 def on_page_markdown(markdown: str, page: Page, config: Mapping[str, str], **_: object) -> str:
     """Return the page's text for the site. A link that leads to no file stays, and fails the build."""
     folder = Path(page.file.abs_src_path).parent
-    markdown = markdown.replace(README_TOP, readme_top())
+    if README_TOP in markdown:
+        markdown = markdown.replace(README_TOP, readme_top())
 
     def replaced(found: re.Match[str]) -> str:
         target = (folder / found[1]).resolve()

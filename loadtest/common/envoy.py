@@ -36,7 +36,7 @@ NAMED = {
     "connect_timeout": "1s",
     "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
 }
-"""A cluster whose endpoint is the address in the header."""
+"""A cluster with the header's address as its endpoint."""
 
 
 def program(environment: Path = ENVIRONMENT) -> Path | None:

@@ -70,9 +70,9 @@ class Row:
     tpot_p90_ms: float | None = None
     output_tokens_per_s: float | None = None
     goodput: float | None = None
-    """Requests per second whose first token came within the run's limit."""
+    """Requests per second with a first token within the run's limit."""
     goodput_share: float | None = None
-    """The share of all requests that met the limit and whose answer was complete: 0 to 1."""
+    """Share of all requests that met the limit and got a complete answer: 0 to 1."""
     token_hit_rate: float | None = None
     genuine_hit_rate: float | None = None
     replay_hit_rate: float | None = None

@@ -94,7 +94,7 @@ class Known:
 
 
 def known_router(replicas: int, *, blocks: int = 0, seed: int = 1) -> Known:
-    """Return a router whose replicas hold `blocks` blocks each."""
+    """Return a router with `blocks` blocks at each replica."""
     router = warm_router(index_bytes_max=ROOM_BYTES, stored_bytes_max=ROOM_BYTES)
     load = Load(kv_tokens_max=BLOCKS * 256, block_tokens=BLOCK_TOKENS, prompt_tokens_total=1.0, started_s=5.0)
     ids, rng = join(router, replicas, "m", load), random.Random(seed)

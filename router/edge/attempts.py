@@ -89,7 +89,7 @@ class Tried:
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure, *, in_two: bool = False) -> None:
-        """Count one failed attempt. `in_two`: the attempt was disaggregated."""
+        """Count one failed attempt. `in_two`: its decode stage failed."""
         left = isinstance(failure, ReplicaLeft)
         lacks = isinstance(failure, LacksModel)
         self.lacks += lacks
@@ -318,12 +318,12 @@ class Attempts:
         """Count a failed attempt. Start a cooldown if the replica requested one, and report proof that a replica is
         dead."""
         replica, cause = _fault(lease, failure)
-        tried.note(replica, cause, in_two=lease.receipt.leg is not None)
+        in_two = lease.receipt.leg is not None and cause is failure
+        tried.note(replica, cause, in_two=in_two)
         tried.splits += lease.receipt.leg is not None
         if isinstance(cause, NoDescriptor):
             self._placer.failed("", failure.kind)  # counted, but attributed to no replica
             return
-        in_two = lease.receipt.leg is not None and cause is failure
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
         if isinstance(cause, OF_PAIRS) and (leg := lease.receipt.leg) is not None:
             self._placer.pair_broke(leg.replica, replica)

@@ -13,6 +13,8 @@ from openai import APIError, AsyncOpenAI
 from loadtest.engine.pairs import LegRefused, Moment
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending
+from router.edge.attempts import Tried
+from router.http.failures import BrokeEarly
 from tests.support.splitting import PROMPT, Fleet, ask, fleet
 from tests.support.waiting import until
 
@@ -208,6 +210,15 @@ async def test_a_decoding_engine_that_closes_the_connection_may_compute_alone(ha
         assert (status, done) == (200, [Role.DECODE])
         await it.idle()
         assert it.placer.placed[-1] == ("", it.decode[0])
+
+
+def test_only_a_decode_stage_that_broke_is_tried_on_its_replica_again() -> None:
+    """A prefill replica that closes the connection is left out, also if no other replica remains."""
+    decode, prefill = Tried(), Tried()
+    decode.note("d", BrokeEarly("closed"), in_two=True)
+    prefill.note("p", BrokeEarly("closed"))
+    assert decode.excluded == [{"d"}, set()]
+    assert prefill.excluded == [{"p"}]
 
 
 @pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])

@@ -59,7 +59,7 @@ FUNCTION_WORDS = frozenset(
         "since",
         "until", "with", "without", "by", "at", "as", "among", "between", "beside", "here", "there", "now", "later",
         "soon", "both", "all", "none", "nothing", "else", "meanwhile", "who", "whose", "what", "why", "where", "how",
-        "if", "so", "up", "off", "out", "aside", "apart", "away", "back", "near", "many", "several", "others", "own",
+        "if", "so", "up", "off", "out", "aside", "apart", "away", "back", "near", "many", "several", "others",
     )
 )  # fmt: skip
 NOUNS = frozenset(

@@ -35,7 +35,7 @@ def wait_until(what: str, ready: Callable[[], bool], timeout_s: float) -> float:
     return time.monotonic() - started
 
 
-def members(group: int) -> Iterator[tuple[Path, str]]:
+def group_members(group: int) -> Iterator[tuple[Path, str]]:
     """The /proc folders of a process group's members that are not zombies, with their names."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -52,7 +52,7 @@ def members(group: int) -> Iterator[tuple[Path, str]]:
 
 def group_alive(group: int) -> bool:
     """Whether a process group still has a member that is not a zombie."""
-    return any(True for _ in members(group))
+    return any(True for _ in group_members(group))
 
 
 class Server:
@@ -97,11 +97,11 @@ class Server:
         except TimeoutError as late:
             raise NotServing(f"{late}\n{self.log_tail()}") from late
 
-    def compute_last(self, name: str) -> None:
+    def deprioritize(self, name: str) -> None:
         """Have its processes whose name begins so compute only when nobody else wants to. vLLM's steps without a pause,
         also while blocks wait to be fetched: two of them on two cores kept the threads that serve them, the router and
         clients waiting for seconds."""
-        for entry, comm in members(self.group):
+        for entry, comm in group_members(self.group):
             if not comm.startswith(name):
                 continue
             for thread in (entry / "task").iterdir():

@@ -30,18 +30,18 @@ from tests.real.two_legs import (
     ask_on,
     call,
     calls,
-    counted,
     decoding,
     endless,
-    forget_times,
     in_flight,
     judge_texts,
     leave,
+    read_counter,
     send_all,
     send_until_split,
     split_settings,
     two_legs,
     until,
+    wait_out_times,
     warmed,
 )
 from tests.real.vllm_server import BLOCK_TOKENS, SEQUENCES_MAX, serving
@@ -91,10 +91,10 @@ async def free(replica: NixlReplica) -> None:
     await until(f"no blocks in use at the {replica.name}", lambda: replica.told(USED) == 0)
 
 
-async def tokens_of(prefiller: NixlReplica, decoder: NixlReplica) -> tuple[float, float, float]:
+async def count_tokens(prefiller: NixlReplica, decoder: NixlReplica) -> tuple[float, float, float]:
     """Prompt tokens computed at the one, and at the other one, and those that it fetched."""
-    computed = await counted(prefiller, SOURCES, COMPUTED), await counted(decoder, SOURCES, COMPUTED)
-    return *computed, await counted(decoder, FETCHED)
+    computed = await read_counter(prefiller, SOURCES, COMPUTED), await read_counter(decoder, SOURCES, COMPUTED)
+    return *computed, await read_counter(decoder, FETCHED)
 
 
 async def judge_alone(direct: httpx.AsyncClient, asked: list[Call], answers: list[Answer]) -> None:
@@ -110,9 +110,9 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     replica alone and fetched by the other one whole, and the text is that of one engine that does it all."""
     prefiller, decoder = replicas
     async with decoding(client, decoder, "beside") as streams:
-        before = await tokens_of(prefiller, decoder)
+        before = await count_tokens(prefiller, decoder)
         asked, answers = await send_until_split(client, prefiller, decoder, PATHS, "two legs", rounds=2)
-        after = await tokens_of(prefiller, decoder)
+        after = await count_tokens(prefiller, decoder)
     split = two_legs(prefiller, decoder, answers)
     computed, computed_there, fetched = (now - then for now, then in zip(after, before, strict=True))
     figures(
@@ -139,9 +139,9 @@ async def test_clients_are_told_what_the_prefilling_engine_found_cached(
         asked = calls(PATHS, f"told {turn}")
         alone = await send_all(direct, asked)
         async with decoding(client, decoder, f"beside told {turn}"):
-            before = await counted(decoder, FETCHED)
+            before = await read_counter(decoder, FETCHED)
             answers = await send_all(client, asked, beside=1)
-            fetched = await counted(decoder, FETCHED) - before
+            fetched = await read_counter(decoder, FETCHED) - before
         split = two_legs(prefiller, decoder, answers)
         assert fetched >= sum(answer.prompt_tokens for answer in split)
         for answer in split:
@@ -150,7 +150,7 @@ async def test_clients_are_told_what_the_prefilling_engine_found_cached(
         if 2 * len(split) >= len(asked):
             return
         if turn < ROUNDS_MAX - 1:
-            await forget_times()
+            await wait_out_times()
     pytest.fail(f"of {[answer.reason for answer in answers]} too few in two legs")
 
 

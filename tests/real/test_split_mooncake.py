@@ -27,12 +27,12 @@ from tests.real.two_legs import (
     answered,
     ask_on,
     call,
-    counted,
     decoding,
     endless,
     in_flight,
     judge_texts,
     leave,
+    read_counter,
     send_until_split,
     split_settings,
     two_legs,
@@ -89,10 +89,10 @@ async def free(replica: MooncakeReplica) -> None:
     await asyncio.to_thread(wait_until, what, lambda: replica.told(USED) == 0, FREE_WITHIN_S)
 
 
-async def tokens_of(prefiller: MooncakeReplica, decoder: MooncakeReplica) -> tuple[float, float, float]:
+async def count_tokens(prefiller: MooncakeReplica, decoder: MooncakeReplica) -> tuple[float, float, float]:
     """Prompt tokens computed at the one, and at the other one, and those that came to it."""
-    computed = await counted(prefiller, SOURCES, COMPUTED), await counted(decoder, SOURCES, COMPUTED)
-    return *computed, await counted(decoder, FETCHED)
+    computed = await read_counter(prefiller, SOURCES, COMPUTED), await read_counter(decoder, SOURCES, COMPUTED)
+    return *computed, await read_counter(decoder, FETCHED)
 
 
 async def judge_alone(direct: httpx.AsyncClient, asked: list[Call], answers: list[Answer]) -> None:
@@ -108,9 +108,9 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     replica alone and come to the other one whole, and the text is that of one engine that does it all."""
     prefiller, decoder = replicas
     async with decoding(client, decoder, "beside") as streams:
-        before = await tokens_of(prefiller, decoder)
+        before = await count_tokens(prefiller, decoder)
         asked, answers = await send_until_split(client, prefiller, decoder, PATHS, "moon legs")
-        after = await tokens_of(prefiller, decoder)
+        after = await count_tokens(prefiller, decoder)
     split = two_legs(prefiller, decoder, answers)
     computed, computed_there, fetched = (now - then for now, then in zip(after, before, strict=True))
     figures(

@@ -32,11 +32,11 @@ from tests.real.two_legs import (
     ask_on,
     call,
     calls,
-    counted,
     endless,
     in_flight,
     judge_texts,
     leave,
+    read_counter,
     send_all,
     split_settings,
     two_legs,
@@ -137,9 +137,9 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     its events have said, and clients are told so."""
     prefiller, decoder, _ = replicas
     asked = calls(PATHS, "two legs")
-    before = await counted(prefiller, *COMPUTED), await counted(decoder, *COMPUTED)
+    before = await read_counter(prefiller, *COMPUTED), await read_counter(decoder, *COMPUTED)
     answers = await send_all(client, asked)
-    after = await counted(prefiller, *COMPUTED), await counted(decoder, *COMPUTED)
+    after = await read_counter(prefiller, *COMPUTED), await read_counter(decoder, *COMPUTED)
     computed, computed_there = (now - then for now, then in zip(after, before, strict=True))
     split = two_legs(prefiller, decoder, answers)
     figures(

@@ -118,11 +118,11 @@ async def send_until_split(
         if 2 * len(two_legs(prefiller, decoder, got)) >= len(got):
             return asked, answers
         if turn < ROUNDS_MAX - 1:
-            await forget_times()
+            await wait_out_times()
     pytest.fail(f"of {[answer.reason for answer in answers]} too few in two legs")
 
 
-async def forget_times() -> None:
+async def wait_out_times() -> None:
     """Wait until the router forgets slow transfers. On a busy machine one may have taken seconds, and until it is
     forgotten no prompt goes in two legs."""
     await asyncio.sleep(TIMES_S + 1.0)
@@ -180,7 +180,7 @@ async def leave(clients: Sequence[asyncio.Task[Answer]], after_s: float = 0.0) -
 # -- what is said of them ----------------------------------------------------------------------------------------------
 
 
-async def counted(replica: Replica, metric: str, label: str = "") -> float:
+async def read_counter(replica: Replica, metric: str, label: str = "") -> float:
     """A metric of a replica, once its page answers; TimeoutError after WAIT_S."""
     found = math.nan
 

@@ -84,7 +84,7 @@ class Replica:
     environment = ENVIRONMENT
     weights, dtype = "tiny", "bfloat16"
     running_metric = "vllm:num_requests_running"
-    computing = "VLLM::EngineCor"
+    core_name = "VLLM::EngineCor"
     """How names of processes that compute begin; Linux keeps 15 bytes of a name."""
     homes: tuple[str, ...] = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     """Variables with a folder of the server's own."""
@@ -142,7 +142,7 @@ class Replica:
     def wait_ready(self) -> float:
         """Wait for /health and return the seconds it took; NotServing with the end of the log otherwise."""
         took_s = self.running().wait_ready(lambda: get(f"{self.url}/health")[0] == 200, READY_TIMEOUT_S)
-        self.running().compute_last(self.computing)
+        self.running().deprioritize(self.core_name)
         return took_s
 
     def serving(self) -> bool:
