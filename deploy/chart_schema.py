@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from router.commands.loading import TEXTS_OR_NUMBERS
+from router.cli.config_loader import TEXTS_OR_NUMBERS
+from router.config.schema import field_keys
 from router.core.placement.policies import POLICIES
-from router.settings.schema import field_keys
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
 ENGINES_TARGET = TARGET.parent / "charts" / "engines" / TARGET.name

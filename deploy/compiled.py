@@ -43,43 +43,53 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "admin/history": "intervals",
-    "core/admission": "calm deadlines queue rates shares windows",
-    "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
-    "core/facts": "legs placements replicas requests",
-    "core/fleet": (
-        "breaker expected fitness fleet health kv_room lease legs loads member models observations others"
-        " prefill_queue pulls roster unlearned"
+    "core/admission": "calm deadline_budget queue rate_limits shares concurrency_windows",
+    "core/cache_state": (
+        "prefix_index event_index holder_bitmap lru event_state calibration tier_index tier_blocks speculative"
     ),
-    "core/learned": (
-        "answer_tokens answers first_tokens least_squares loads means prefill reuse speed_factor speeds steps"
+    "core/types": "disagg_types placements replicas requests",
+    "core/fleet": (
+        "breaker expected_models eligibility registry health kv_reservations lease disagg_pairs tier_loads member"
+        " models observations peer_leases"
+        " prefill_queue pulls ready_index cold_estimates"
+    ),
+    "core/estimators": (
+        "output_length response_memory ttft_quantiles least_squares tier_load fleet_means prefill reuse speed_factor"
+        " model_speeds decode_step"
         " token_ratio"
     ),
-    "core/observatory": "explain generations places",
-    "core/observatory/ledger": "ledger sums",
-    "core/observatory/memory": "anchors glance watcher",
+    "core/insights": "breakdown two_generation_cache funnel",
+    "core/insights/ledger": "totals decaying_sums",
+    "core/insights/memory": "fingerprints fast_path watcher",
     "core/placement": (
-        "candidates conversations credit deadlines eligible evictions learner match opening places receipts ring room"
-        " router spill splitting two_legs wanted"
+        "scoring conversation_affinity answer_reuse ttft_feasibility filters eviction_cost feedback prefix_match"
+        " lease_factory capacity receipts ring kv_pressure"
+        " router spill disagg_split disagg_leases placement_request"
     ),
     "core/placement/policies": "warm",
-    "core/prompts": "agents beginnings blocks bodies canonical canonical_openai unread",
-    "core/sharing": "delays engines hearing mirror news sharing telling",
-    "edge": "attempts proxy relay retry_budget routes",
-    "gateway": "answer endpoints following head hints incoming messages parts stream wire words",
+    "core/prompts": "agent_headers incremental_parse block_keys json_fields canonical canonical_openai unread",
+    "core/peer_sync": "clock_offset cache_epochs applier remote_leases event_log sync row_publisher",
+    "proxy": "attempts http_proxy relay retry_budget routes",
+    "extproc": (
+        "response_observer endpoints response_tracker request_headers metadata request_body stream_messages"
+        " picker_context stream_handler protobuf processing_responses"
+    ),
     "http": (
-        "body_budget chunks client_connection cors engine_connection exchange intake outbox pace pool receiver request"
+        "body_budget chunk_passthrough client_connection cors engine_connection exchange read_flow outbox"
+        " read_fairness pool receiver request"
         " upstream"
     ),
-    "reading": (
-        "answering body callers charge codings continuing deadlines forwarding kinship observer paths placing question"
-        " reader turns usage used"
+    "ingress": (
+        "local_responses body auth rate_reservation codings failover_policy ttft_deadline upstream_headers"
+        " session_identity prompt_observer paths placement_call proxied_request"
+        " parser parse_queue usage token_estimate"
     ),
-    "hub": "admitter local_placer owners",
-    "telemetry": "epp gen_ai logs record series tallies",
+    "control": "admission_controller local_placement response_owners",
+    "telemetry": "epp gen_ai logs record series counters",
 }
 """Modules that are compiled, a line per package."""
 MODULES = (
-    "router/placer.py",
+    "router/placement_api.py",
     *(f"router/{room}/{name}.py" for room, names in ROOMS.items() for name in names.split()),
 )
 OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental")

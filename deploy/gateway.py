@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from router.reading import gateway_rules
+from router.ingress import gateway_rules
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "files" / "gateway.yaml"
-HEAD = "# Made by `make manifests` of router/reading/gateway_rules.py, which explains the lists.\n"
+HEAD = "# Made by `make manifests` of router/ingress/gateway_rules.py, which explains the lists.\n"
 
 
 def text() -> str:

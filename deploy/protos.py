@@ -1,4 +1,4 @@
-"""Messages of Envoy's external processing, made from router/gateway/extproc.proto: `python -m deploy.protos`.
+"""Messages of Envoy's external processing, made from router/extproc/extproc.proto: `python -m deploy.protos`.
 
 It needs protoc, which grpcio-tools has: `python -m pip install grpcio-tools==1.85.1`, preferably in a separate
 environment, because it pins protobuf. `--python` names that environment's interpreter.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-SOURCE = "router/gateway/extproc.proto"
+SOURCE = "router/extproc/extproc.proto"
 
 
 def make(python: str, out: Path) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from router.commands.main import main
+from router.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

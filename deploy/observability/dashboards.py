@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from deploy.observability.grafana import GREEN, RED, YELLOW, Board, Mark, Panel, Row
-from router.core.facts.misses import STAGES, TokenPlace
+from router.core.types.misses import FUNNEL_STAGES, TokenFate
 
 OF = 'job=~"$job",namespace=~"$namespace"'
 MODEL = f'{OF},model=~"$model"'
@@ -82,10 +82,10 @@ def reaching() -> list[tuple[str, str]]:
         return f"sum (increase(warmroute_funnel_tokens_total{{{labels}}}[$__range]))"
 
     asked = tokens_of(MODEL)
-    lost: list[tuple[TokenPlace, ...]] = list(accumulate(STAGES.values()))
+    lost: list[tuple[TokenFate, ...]] = list(accumulate(FUNNEL_STAGES.values()))
     others = [f'{MODEL},place!~"{"|".join(places)}"' for places in lost]
     parts = [f"({tokens_of(labels)} or 0 * {asked})" for labels in others]
-    return [(ratio(part, asked), name) for part, name in zip([asked, *parts], ["asked", *STAGES], strict=True)]
+    return [(ratio(part, asked), name) for part, name in zip([asked, *parts], ["asked", *FUNNEL_STAGES], strict=True)]
 
 
 RATE = ratio(hits(), prompts())

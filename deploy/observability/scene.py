@@ -21,11 +21,11 @@ from typing import Any
 import aiohttp
 import yaml
 
-from loadtest.common.processes import LISTENING, READY, Process, ProcessError, free_port, started
+from loadtest.common.processes import LISTENING, READY, Process, ProcessError, free_port, run_process
 from loadtest.common.report import Row
 from loadtest.common.traces import shipped_trace
 from loadtest.replay.run import ReplaySettings, run_replay
-from router.settings.keys import entry_of, make_key
+from router.config.api_keys import entry_of, make_key
 
 HOST = "127.0.0.1"
 MODEL = "sim"
@@ -181,8 +181,8 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
     (folder / "keys.yaml").write_text("".join(entries), encoding="utf-8")
     async with AsyncExitStack() as stack:
         for _ in range(replicas):
-            engine = await stack.enter_async_context(started("loadtest engine", _engine(time_scale)))
-            url = (await engine.said(READY))[0][1]
+            engine = await stack.enter_async_context(run_process("loadtest engine", _engine(time_scale)))
+            url = (await engine.wait_for_output(READY))[0][1]
             it.engines[url] = engine
             it.replicas.append(url)
         it.prometheus = await stack.enter_async_context(_prometheus(folder, it.admin_port, it.replicas))
@@ -193,8 +193,8 @@ async def scene(folder: Path, *, replicas: int, time_scale: float) -> AsyncItera
 async def routing(it: Scene, policy: str = "warm", **admission: Any) -> AsyncIterator[None]:  # noqa: ANN401 - likewise
     """Run a router in front of the scene's replicas, always on the same port; ready when the block begins."""
     file = it.write_settings(policy, **admission)
-    async with started("the router", [sys.executable, "-m", "router", "serve", "--config", str(file)]) as router:
-        await router.said(LISTENING)
+    async with run_process("the router", [sys.executable, "-m", "router", "serve", "--config", str(file)]) as router:
+        await router.wait_for_output(LISTENING)
         it.router = router
         await _in_time(_ready(f"{it.url}/readyz"), "the router")
         yield
@@ -234,7 +234,7 @@ async def _prometheus(folder: Path, admin_port: int, replicas: Sequence[str]) ->
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     address = f"{HOST}:{free_port()}"
     words = [program, f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    async with started("prometheus", [*words, f"--web.listen-address={address}"], folder):
+    async with run_process("prometheus", [*words, f"--web.listen-address={address}"], folder):
         await _in_time(_ready(f"http://{address}/-/ready"), "Prometheus")
         yield f"http://{address}"
 

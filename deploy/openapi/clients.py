@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from deploy.openapi.answers import HINTS, MAIN, RECEIPTS, of_clients
 from deploy.openapi.parts import JSON, Part, answer, asked, in_json, one_of, ref, text
+from router.config.schema import Settings
 from router.core.dialects import PATHS
-from router.reading.paths import METHODS, RESPONSE_ACTIONS, RESPONSE_METHODS
-from router.settings.schema import Settings
+from router.ingress.paths import METHODS, RESPONSE_ACTIONS, RESPONSE_METHODS
 
 KEYS: list[Part] = [{}, {"key": []}, {"anthropicKey": []}]
 SUMMARIES = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from deploy.openapi.answers import ANY, of_admins, of_clients, of_either
 from deploy.openapi.clients import KEYS
 from deploy.openapi.parts import TEXT, Part, answer, asked, in_json, number, text, whole
-from router.admin.history.filters import REASONS
-from router.admin.history.history import NUMBER_MAX
+from router.admin.history.history_pages import LIMIT, LIMIT_MAX, STEPS_S
 from router.admin.history.intervals import STEP_S
-from router.admin.history.pages import LIMIT, LIMIT_MAX, STEPS_S
-from router.admin.parameters import VALUE_CHARS_MAX
+from router.admin.history.query_filters import REASONS
+from router.admin.history.request_history import NUMBER_MAX
+from router.admin.query_params import VALUE_CHARS_MAX
 
 MAIN_URL, ADMIN_URL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 MAIN_SERVER: Part = {"url": MAIN_URL, "description": "main listener"}

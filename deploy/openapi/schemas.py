@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from deploy.openapi.answers import GRADES
 from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_of, record, ref, rows, text, whole
-from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
-from router.core.facts.legs import Handshake, PairState, Role
-from router.core.facts.misses import STAGES, Miss, TokenPlace
-from router.core.facts.replicas import CapacitySource, Sleep
+from router.admin.prewarm_endpoint import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
+from router.core.types.disagg_types import KvConnector, PairState, Role
+from router.core.types.misses import FUNNEL_STAGES, MissReason, TokenFate
+from router.core.types.replicas import CapacitySource, Sleep
 
 SUMS = (
     "prompt_tokens predicted_tokens hit_tokens genuine_tokens replay_tokens verified_tokens verified_hit_tokens"
@@ -139,7 +139,7 @@ def _requests() -> Part:
         "turn": maybe(whole("Number of the turn in its conversation.")),
         "difference": maybe(ref("Place")),
     }
-    reasons, places = ({each.value: whole() for each in kinds} for kinds in (Miss, TokenPlace))
+    reasons, places = ({each.value: whole() for each in kinds} for kinds in (MissReason, TokenFate))
     return {
         "Usage": record("An engine's own counts.", usage),
         "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),
@@ -349,7 +349,7 @@ def _replicas() -> Part:
 def _hand() -> Part:
     pairs = "With so many replicas: pairs that take traffic, are to be warmed, and rest after a failure."
     hand = {
-        "handshake": one_of(*Handshake),
+        "handshake": one_of(*KvConnector),
         "address": text("Where decoding engines ask it, `host:port`; empty: the prefill leg's answer says where."),
         "answers": flag("It shakes hands now."),
         "pairs": record(pairs, each(whole(), "warm new resting")),
@@ -450,7 +450,7 @@ def _observatory() -> Part:
         "totals": record("Sums of all requests in the window.", totals),
         "stages": record(
             "Stages from asked to hit, each with the places of the tokens that do not reach it.",
-            {stage: rows(one_of(*places)) for stage, places in STAGES.items()},
+            {stage: rows(one_of(*places)) for stage, places in FUNNEL_STAGES.items()},
         ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
         "replicas": rows(record("A replica in short.", replica)),
@@ -468,7 +468,7 @@ def _split() -> Part:
     replica = {
         "id": text(),
         "role": one_of(*Role),
-        "handshake": one_of(*Handshake),
+        "handshake": one_of(*KvConnector),
         "answers": flag("It shakes hands now."),
         "pairs": record("How many pairs it is in.", each(whole(), "warm new resting")),
     }

@@ -215,7 +215,7 @@ def _answer(scan: StreamScan, due: float, failure: str, rejected: bool, replica:
 # Around a run
 
 
-def many_at_once() -> aiohttp.ClientSession:
+def open_unlimited_session() -> aiohttp.ClientSession:
     """Return a session for a `Client`: unlimited keep-alive connections, and answers that are not decompressed."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),

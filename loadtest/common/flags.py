@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def make_int_parser(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return a parser of whole numbers from `least`, at most `most`."""
     wanted = f"from {least} to {most}" if most is not None else f"over {least - 1}"
 
@@ -57,7 +57,7 @@ def positive(most: float = float("inf")) -> Callable[[str], float]:
     return parse
 
 
-def several(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+def make_list_parser(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """Return a parser of comma-separated lists, each item parsed by `one`."""
 
     def parse(text: str) -> tuple[T, ...]:
@@ -66,7 +66,7 @@ def several(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return parse
 
 
-def among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def make_choices_parser(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return a parser of comma-separated lists of known names."""
 
     def name(text: str) -> str:
@@ -74,4 +74,4 @@ def among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
             raise ArgumentTypeError(f"{text}: not among {', '.join(known)}")
         return text
 
-    return several(name)
+    return make_list_parser(name)

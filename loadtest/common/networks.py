@@ -22,7 +22,7 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -54,7 +54,7 @@ class Network:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
             return
@@ -84,7 +84,7 @@ class Network:
             self.passed_late += 1
 
 
-async def _at_once() -> None:
+async def _skip_delay() -> None:
     """Return without a wait."""
 
 
@@ -92,7 +92,7 @@ async def _pass(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     is_open: asyncio.Event,
-    wait: Callable[[], Awaitable[None]] = _at_once,
+    wait: Callable[[], Awaitable[None]] = _skip_delay,
 ) -> None:
     with suppress(OSError):
         while data := await reader.read(1 << 16):

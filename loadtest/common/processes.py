@@ -81,7 +81,7 @@ class Process:
         """True if the process has not ended."""
         return self._process.returncode is None
 
-    async def said(
+    async def wait_for_output(
         self, pattern: re.Pattern[str], count: int = 1, timeout_s: float = START_TIMEOUT_S
     ) -> list[re.Match[str]]:
         """Wait for `count` matches of the pattern in the process's stdout, and return them.
@@ -121,7 +121,7 @@ class Process:
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
-    async def ended(self, timeout_s: float | None = None) -> int:
+    async def wait_for_exit(self, timeout_s: float | None = None) -> int:
         """Wait until the process ends and return its exit status, negative for the signal that ended it.
 
         Raises ProcessError if it still runs after `timeout_s`.
@@ -149,7 +149,7 @@ class Process:
 
 
 @asynccontextmanager
-async def started(name: str, command: Sequence[str], folder: Path | None = None) -> AsyncIterator[Process]:
+async def run_process(name: str, command: Sequence[str], folder: Path | None = None) -> AsyncIterator[Process]:
     """Run a command in its own process group and stop it at the end of the block.
 
     With a folder, its output is a file there. Raises ProcessError if the command does not exist.
@@ -193,8 +193,8 @@ async def engines(
     if tick_s is not None:
         arguments += ["--tick-ms", str(1e3 * tick_s)]
     arguments += ["--tell-ttft"] if tell_ttft else []
-    async with started("loadtest engine", [sys.executable, *arguments]) as process:
-        yield [said[1] for said in await process.said(READY, replicas)]
+    async with run_process("loadtest engine", [sys.executable, *arguments]) as process:
+        yield [said[1] for said in await process.wait_for_output(READY, replicas)]
 
 
 @asynccontextmanager
@@ -218,8 +218,8 @@ async def router(
     arguments += ["--set", "listen.lame_duck_s=0", "--policy", policy]
     arguments += [word for url in replicas for word in ("--replica", url)]
     arguments += [word for setting in settings for word in ("--set", setting)]
-    async with started("the router", [sys.executable, *arguments, *flags]) as process:
-        (listening,) = await process.said(LISTENING)
+    async with run_process("the router", [sys.executable, *arguments, *flags]) as process:
+        (listening,) = await process.wait_for_output(LISTENING)
         async with aiohttp.ClientSession() as session:
 
             async def missing() -> str:
@@ -228,11 +228,11 @@ async def router(
                         return "" if response.status == 200 else f"/readyz answers {response.status}"
                 return "/readyz does not answer"
 
-            await until_ready(process, missing)
+            await wait_until_ready(process, missing)
         yield listening[1], listening[2]
 
 
-async def until_ready(process: Process, missing: Callable[[], Awaitable[str]], every_s: float = LOOK_S) -> None:
+async def wait_until_ready(process: Process, missing: Callable[[], Awaitable[str]], every_s: float = LOOK_S) -> None:
     """Wait until `missing` returns an empty text; otherwise it returns the reason why the process is not ready."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while process.running:
@@ -268,7 +268,7 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-async def until_signal(work: Coroutine[Any, Any, int]) -> int:
+async def run_until_signal(work: Coroutine[Any, Any, int]) -> int:
     """Run the work and return its exit status.
 
     The first SIGINT or SIGTERM cancels it, so that every child is stopped on the way out. The status is then 128 plus
@@ -290,7 +290,7 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
         return 128 + received[0] if received else 1
 
 
-def until_stopped(serving: Coroutine[Any, Any, None]) -> int:
+def run_until_interrupt(serving: Coroutine[Any, Any, None]) -> int:
     """Run a server until Ctrl-C and return the exit status."""
     try:
         uvloop.run(serving)

@@ -19,7 +19,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from router.telemetry import envelope as common
+from router.telemetry import report_header as common
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Row:
         """Failed requests, rejected ones included."""
         return (self.errors or 0) + (self.rejected or 0)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields that apply."""
         return {
             name: round(value, 6) if isinstance(value, float) else value
@@ -155,7 +155,7 @@ def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
     return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
 
 
-def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **more: Any) -> Row:  # noqa: ANN401 - fields
+def merge_rows(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **more: Any) -> Row:  # noqa: ANN401 - fields
     """Merge several runs into one row, based on the first.
 
     - `medians`: fields that become the median of the rows that have them.
@@ -177,7 +177,7 @@ def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **m
 
 def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the JSON document of a benchmark's run."""
-    return common.document(command, [row.as_dict() for row in rows], Path(__file__).resolve().parent)
+    return common.document(command, [row.to_dict() for row in rows], Path(__file__).resolve().parent)
 
 
 def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[str, str] | None = None) -> None:
@@ -197,7 +197,7 @@ def report_console(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def drawn(
+def build_table(
     heads: Iterable[str],
     lines: Iterable[Iterable[str]],
     title: str | None = None,
@@ -253,7 +253,7 @@ COLUMNS = (
 )
 
 
-def shown(row: Row, column: Column) -> str:
+def format_field(row: Row, column: Column) -> str:
     """Return a field as text, or `-` if it does not apply."""
     value = getattr(row, column.name)
     if value is None:
@@ -266,16 +266,16 @@ def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Ta
     columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
     while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
         columns.remove(worst)
-    made = drawn((column.title for column in columns), (), title, left={"workload", "load", "policy"})
+    made = build_table((column.title for column in columns), (), title, left={"workload", "load", "policy"})
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or following.workload != row.workload
-        made.add_row(*(shown(row, column) for column in columns), end_section=last)
+        made.add_row(*(format_field(row, column) for column in columns), end_section=last)
     return made
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
     frame = 3
-    return 1 + sum(frame + max(len(c.title), *(len(shown(row, c)) for row in rows)) for c in columns)
+    return 1 + sum(frame + max(len(c.title), *(len(format_field(row, c)) for row in rows)) for c in columns)
 
 
 BAR_CHARACTERS = 40
@@ -287,17 +287,17 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for column in CHARTED:
         lines += ["", column.title]
-        for workload, group in grouped(rows):
+        for workload, group in group_rows(rows):
             top = largest(group, column)
             for i, row in enumerate(group):
                 value = getattr(row, column.name)
                 bar = "█" * max(1, round(BAR_CHARACTERS * value / top)) if value and top else ""
                 label = f"{workload if i == 0 else '':<14} {row.policy or '':<12}"
-                lines.append(f"  {label} {bar} {shown(row, column)}")
+                lines.append(f"  {label} {bar} {format_field(row, column)}")
     return lines
 
 
-def grouped(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
+def group_rows(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
     """Group rows by workload or by case. Rows without this column are left out, because cases have different fields."""
     groups: dict[str, list[Row]] = {}
     for row in rows:

@@ -141,7 +141,7 @@ def pure(workers: int | None = None, flags: Sequence[str] = ()) -> dict[str, Riv
 
     Empty if `ours` has no native code, or if the native code is installed and so cannot be left out.
     """
-    if not compiled() or build().native:
+    if not is_compiled() or build().native:
         return {}
     native = ours(workers, flags)
     return {PURE: Rival(PURE, (sys.executable, *native.command[len(interpreter()) :]))}
@@ -153,12 +153,12 @@ def ours_version() -> dict[str, str]:
 
 
 def native() -> bool:
-    """True if the router that `ours` starts runs native code, from `make compiled` or as installed here."""
-    return compiled() or build().native
+    """True if the router that `ours` starts runs native code, from `make is_compiled` or as installed here."""
+    return is_compiled() or build().native
 
 
-def compiled() -> bool:
-    """True if `make compiled` has built native code from these sources, as the image has it."""
+def is_compiled() -> bool:
+    """True if `make is_compiled` has built native code from these sources, as the image has it."""
     ours, theirs = ROOT / "router", COMPILED / "router"
     if not any(theirs.rglob("*.so")):
         return False
@@ -168,7 +168,7 @@ def compiled() -> bool:
 
 def interpreter() -> tuple[str, ...]:
     """Return the command that runs warmroute, with native code if it is built."""
-    if not compiled():
+    if not is_compiled():
         return (sys.executable,)
     return ("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={COMPILED}", sys.executable)
 
@@ -183,7 +183,7 @@ def custom(assignment: str) -> Rival:
     return Rival(name, tuple(shlex.split(command)))
 
 
-def installed(environment: Path) -> dict[str, Rival]:
+def find_installed(environment: Path) -> dict[str, Rival]:
     """Return the installed rivals, the yardstick first."""
     found: dict[str, Rival] = {}
     if nginx := nginx_path():
@@ -208,7 +208,7 @@ def versions(environment: Path) -> dict[str, str]:
     if nginx := nginx_path():
         said = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=False, timeout=10).stderr
         found[YARDSTICK] = said.rpartition("/")[2].strip()
-    for name in installed(environment).keys() & RIVALS.keys():
+    for name in find_installed(environment).keys() & RIVALS.keys():
         pattern = f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
         for folder in (f for place in (environment / name, environment) for f in place.glob(pattern)):
             found.setdefault(name, folder.name.removesuffix(".dist-info").rpartition("-")[2])
@@ -217,7 +217,7 @@ def versions(environment: Path) -> dict[str, str]:
 
 def install(environment: Path) -> None:
     """Install the missing ones of the three rivals, each into its own environment. Raises RivalError."""
-    there = installed(environment)
+    there = find_installed(environment)
     for name in RIVALS:
         if name in there:
             continue

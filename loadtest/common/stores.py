@@ -14,7 +14,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from loadtest.common.processes import ProcessError, free_port, started, until_ready
+from loadtest.common.processes import ProcessError, free_port, run_process, wait_until_ready
 
 ANSWER_TIMEOUT_S = 1.0
 READY_EVERY_S = 0.02
@@ -136,7 +136,7 @@ class RunningStore:
             "--dir",
             str(self._folder),
         ]
-        async with started("the store", words, self._folder) as process:
+        async with run_process("the store", words, self._folder) as process:
             self._pid = process.pid
 
             async def missing() -> str:
@@ -146,7 +146,7 @@ class RunningStore:
                     return str(error)
                 return ""
 
-            await until_ready(process, missing, READY_EVERY_S)
+            await wait_until_ready(process, missing, READY_EVERY_S)
             ready.set_result(None)
             await self._stop.wait()
 

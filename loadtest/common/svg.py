@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
 
-from loadtest.common.report import CHARTED, Column, Row, grouped, largest, shown
+from loadtest.common.report import CHARTED, Column, Row, format_field, group_rows, largest
 
 PANEL_WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, GROUP_GAP, TOP = 470, 90, 60, 20, 34, 78
 NOTE_CHARACTERS = 140
@@ -16,7 +16,7 @@ OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
 
 def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
     """Return the charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
-    panels = [(column, grouped(rows, column)) for column in charted]
+    panels = [(column, group_rows(rows, column)) for column in charted]
     notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
     heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]
     body_height = max(heights, default=0)
@@ -56,7 +56,7 @@ def _panel(left: int, groups: Sequence[tuple[str, Sequence[Row]]], column: Colum
                     f'<rect x="{left + LABEL_WIDTH}" y="{y + 2}" width="{size:.1f}" height="{BAR_HEIGHT - 4}"'
                     f' rx="2" fill="{colour}"/>'
                 ),
-                _text(left + LABEL_WIDTH + int(size) + 6, y + 14, shown(row, column)),
+                _text(left + LABEL_WIDTH + int(size) + 6, y + 14, format_field(row, column)),
             ]
             y += BAR_HEIGHT
         y += GROUP_GAP - 20

@@ -128,7 +128,7 @@ def read_trace(path: Path, *, requests_max: int = REQUESTS_MAX, input_tokens_max
     A prompt over `input_tokens_max` is left out of an open trace. In a session it ends the session, because later
     requests build on it. Raises TraceError if the file is not a trace, OSError if it cannot be read.
     """
-    with _opened(path) as file:
+    with _open_text(path) as file:
         lines = _lines(path, file)
         first = next(lines, None)
         if first is None:
@@ -179,7 +179,7 @@ class SessionLine(msgspec.Struct):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _open_text(path: Path) -> Iterator[TextIO]:
     if path.suffix == ".gz":
         with gzip.open(path, "rt", encoding="utf-8") as text:
             yield cast("TextIO", text)
@@ -223,7 +223,7 @@ def _kind(path: Path, number: int, line: bytes) -> Literal["open", "sessions"]:
     )
 
 
-def _decoded(path: Path, line: Line, form: type[T]) -> T:
+def _decode_line(path: Path, line: Line, form: type[T]) -> T:
     try:
         return msgspec.json.decode(line[1], type=form)
     except msgspec.DecodeError as error:
@@ -243,7 +243,7 @@ def _read_open(
     for line in itertools.chain([first], rest):
         if len(requests) >= requests_max:
             break
-        row = _decoded(path, line, OpenLine)
+        row = _decode_line(path, line, OpenLine)
         if len(row.hash_ids) * OPEN_BLOCK_TOKENS < row.input_length:
             raise TraceError(
                 f"{path}:{line[0]}: {len(row.hash_ids)} hash_ids of {OPEN_BLOCK_TOKENS} tokens"
@@ -283,7 +283,7 @@ def _read_sessions(
     for line in itertools.chain([first], rest):
         if taken >= requests_max:
             break
-        row = _decoded(path, line, SessionLine)
+        row = _decode_line(path, line, SessionLine)
         blocks = sum(count for _, count in row.h)
         if blocks != row.input_tokens // SESSION_BLOCK_TOKENS:
             raise TraceError(

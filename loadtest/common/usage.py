@@ -72,7 +72,7 @@ def _scheduled_s(thread: Path) -> float:
         return 0.0
 
 
-def spent(before: CpuUsage, after: CpuUsage) -> Spent:
+def subtract_usage(before: CpuUsage, after: CpuUsage) -> Spent:
     """Return the CPU time between two usages of one process."""
     cpu_s = 0.0
     for pid, scheduled_s in after.scheduled_s.items():

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from loadtest.common import rivals
-from loadtest.common.processes import LISTENING, Process, free_port, started, until_ready
+from loadtest.common.processes import LISTENING, Process, free_port, run_process, wait_until_ready
 from loadtest.common.report import Row
 from loadtest.faults.upstream import answers
 
@@ -32,7 +32,7 @@ LINE_BYTES_MAX = 64 << 20
 _READY = re.compile(r"ready \S+ (\d+) control (\d+)")
 
 
-async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+async def poll_until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
     """Poll the condition every 50 ms until it is true. Returns False if it is not true within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not await what():
@@ -42,7 +42,7 @@ async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
     return True
 
 
-class NotForThis(Exception):
+class CaseNotApplicable(Exception):
     """A row that cannot be run for this router; the message has the reason."""
 
 
@@ -55,7 +55,7 @@ class Scale:
     counts: bool = False
     """True if only counts and orders are judged, because other work shares the machine."""
 
-    def of(self, small: int, full: int) -> int:
+    def pick_count(self, small: int, full: int) -> int:
         """Return a count: the one of section 5 with --full, half of the small one with --counts."""
         return full if self.full else max(1, small // 2) if self.counts else small
 
@@ -112,9 +112,9 @@ class Upstream:
         self._starts += 1
         words = ["-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
         words = [sys.executable, *words, "--model", self._model]
-        process = await self._stack.enter_async_context(started(f"{self.name}.{self._starts}", words, self._folder))
+        process = await self._stack.enter_async_context(run_process(f"{self.name}.{self._starts}", words, self._folder))
         self.process = process
-        (said,) = await process.said(_READY)
+        (said,) = await process.wait_for_output(_READY)
         self.port = int(said[1])
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", int(said[2]), limit=LINE_BYTES_MAX)
 
@@ -142,7 +142,7 @@ class Upstream:
         self._writer.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         return json.loads(await self._reader.readline())
 
-    async def seen(self) -> list[dict[str, Any]]:
+    async def fetch_requests(self) -> list[dict[str, Any]]:
         """Return the received requests, oldest first, each with `at`: this replica."""
         return [{**record, "at": self.name} for record in await self.tell("seen")]
 
@@ -194,12 +194,12 @@ class Run:
         found.first_s = found.pieces_s[0] if found.pieces_s else 0.0
         return found
 
-    async def seen(self) -> list[dict[str, Any]]:
+    async def fetch_requests(self) -> list[dict[str, Any]]:
         """Return the requests that arrived at replicas with a control connection, by time."""
-        found = [record for upstream in self.upstreams for record in await upstream.seen()]
+        found = [record for upstream in self.upstreams for record in await upstream.fetch_requests()]
         return sorted(found, key=lambda record: record["came_s"])
 
-    async def all(self, do: str, **fields: Any) -> None:  # noqa: ANN401 - JSON of any kind
+    async def send_to_all(self, do: str, **fields: Any) -> None:  # noqa: ANN401 - JSON of any kind
         """Send a command to all replicas."""
         for upstream in self.upstreams:
             await upstream.tell(do, **fields)
@@ -227,12 +227,12 @@ class Bench:
         return self.router.name == rivals.OURS
 
     def only_ours(self, why: str) -> None:
-        """Raise NotForThis for any other router."""
+        """Raise CaseNotApplicable for any other router."""
         if not self.ours:
-            raise NotForThis(why)
+            raise CaseNotApplicable(why)
 
     @asynccontextmanager
-    async def running(
+    async def run_cluster(
         self,
         replicas: int = 4,
         flags: Sequence[str] = (),
@@ -257,7 +257,7 @@ class Bench:
                 router = rivals.Rival(router.name, (*router.command, *QUICK, *flags))
             port = free_port()
             words = router.words(port, list(urls) or [u.url for u in upstreams], self.folder)
-            process = await stack.enter_async_context(started(router.name, words, self.folder))
+            process = await stack.enter_async_context(run_process(router.name, words, self.folder))
             bearer = {"Authorization": f"Bearer {key}"} if key else None
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=bearer))
@@ -275,16 +275,16 @@ class Bench:
                     return answer.kind
             return ""
 
-        await until_ready(run.process, missing, READY_EVERY_S)
+        await wait_until_ready(run.process, missing, READY_EVERY_S)
         await asyncio.sleep(SETTLE_S)
-        await run.all("clear")
+        await run.send_to_all("clear")
 
     async def _listens(self, run: Run) -> FaultAnswer:
         status, _ = await run.page("/readyz" if self.ours else "/health")
         return FaultAnswer("", status=status)
 
 
-async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
+async def send_at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
     """Return the responses to `requests` requests, in order. Requests start at this rate, independent of responses."""
     began_s = time.monotonic()
     tasks = []
@@ -294,7 +294,9 @@ async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[Fa
     return list(await asyncio.gather(*tasks))
 
 
-async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
+async def send_concurrently(
+    concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]
+) -> list[FaultAnswer]:
     """Return the responses to `requests` requests, in order; at most `concurrency` are in flight at a time."""
     numbers, found = iter(range(requests)), list[tuple[int, FaultAnswer]]()
 

@@ -31,13 +31,13 @@ from rich.console import Console
 from loadtest.common import flags, rivals
 from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, report_console, write_json
-from loadtest.faults.bench import Bench, NotForThis, Scale
+from loadtest.faults.bench import Bench, CaseNotApplicable, Scale
 from loadtest.faults.curve import REQUESTS, curve
 from loadtest.faults.histories.rows import histories
 from loadtest.faults.matrix import GOALS, Rows
 from loadtest.faults.report import print_report
 from loadtest.faults.soak import soak
-from loadtest.overhead.command import stop_when_told
+from loadtest.proxy_cost.command import stop_when_told
 
 TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
@@ -60,7 +60,7 @@ async def measure(
         async with turns:
             began_s = time.monotonic()
             own = replace(bench, folder=Path(tempfile.mkdtemp(prefix=f"{goal}-", dir=bench.folder)))
-            some = _named(bench, await _tries(own, goal, rows))
+            some = _label_rows(bench, await _tries(own, goal, rows))
             bad = sum(row.ok is False for row in some)
             told = f"{bench.router.name}: {goal} {rows.__name__}: {len(some)} rows, {bad} missed"
             console.print(f"{told}, {time.monotonic() - began_s:.0f} s", highlight=False)
@@ -71,7 +71,7 @@ async def measure(
     return [row for task in tasks for row in task.result()]
 
 
-def _named(bench: Bench, rows: list[Row]) -> list[Row]:
+def _label_rows(bench: Bench, rows: list[Row]) -> list[Row]:
     """Set the router's name on the rows. If times are not judged, a time row is neither met nor missed."""
     for row in rows:
         row.router = bench.router.name
@@ -97,7 +97,7 @@ async def _once(bench: Bench, goal: int, rows: Rows) -> list[Row]:
     try:
         async with asyncio.timeout(FULL_TIMEOUT_S if bench.scale.full or bench.scale.counts else ROW_TIMEOUT_S):
             return await rows(bench)
-    except NotForThis as error:
+    except CaseNotApplicable as error:
         return [Row(goal=str(goal), case=rows.__name__, note=f"n/a: {error}")]
     except TimeoutError:
         return [Row(goal=str(goal), case=rows.__name__, ok=False, note="did not end in time")]
@@ -118,11 +118,11 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
             folder.mkdir()
             bench = Bench(router, scale, folder)
             if options.soak is not None:
-                found += _named(bench, await soak(bench, options.soak, options.seed))
+                found += _label_rows(bench, await soak(bench, options.soak, options.seed))
             elif options.histories is not None:
-                found += _named(bench, await histories(bench, options.histories, options.seed))
+                found += _label_rows(bench, await histories(bench, options.histories, options.seed))
             elif options.requests is not None:
-                found += _named(bench, await curve(bench, options.requests, options.seed))
+                found += _label_rows(bench, await curve(bench, options.requests, options.seed))
             else:
                 found += await measure(bench, list(map(int, options.rows)), console, GOALS, options.jobs)
     return found
@@ -134,7 +134,7 @@ def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
     given = list(map(rivals.custom, options.rival))
     if options.no_rivals or any(each is not None for each in (options.soak, options.histories, options.requests)):
         return [*ours, *given]
-    there = [router for name, router in rivals.installed(options.rivals).items() if name in rivals.RIVALS]
+    there = [router for name, router in rivals.find_installed(options.rivals).items() if name in rivals.RIVALS]
     return [*ours, *there, *given]
 
 
@@ -142,10 +142,22 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser with all flags and their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest faults", description="Faults, overload and abuse, by goal.")
     add, goals = made.add_argument, list(map(str, GOALS))
-    add("--rows", type=flags.among(goals), default=goals, metavar="N,N", help=f"of {','.join(goals)} (all)")
+    add(
+        "--rows",
+        type=flags.make_choices_parser(goals),
+        default=goals,
+        metavar="N,N",
+        help=f"of {','.join(goals)} (all)",
+    )
     add("--full", action="store_true", help="at full size; it takes an hour")
     add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
-    add("--jobs", type=flags.whole(1, JOBS_MAX), default=1, metavar="N", help="rows side by side, with --counts (1)")
+    add(
+        "--jobs",
+        type=flags.make_int_parser(1, JOBS_MAX),
+        default=1,
+        metavar="N",
+        help="rows side by side, with --counts (1)",
+    )
     add("--slack", type=flags.number(), default=1.0, metavar="F", help="times may be over by this factor (1)")
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
     add("--rival", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
@@ -170,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--requests",
-        type=flags.whole(CURVE_MIN),
+        type=flags.make_int_parser(CURVE_MIN),
         nargs="?",
         const=REQUESTS,
         metavar="N",

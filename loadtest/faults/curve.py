@@ -24,13 +24,13 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from statistics import linear_regression
 
-from loadtest.common.processes import READY, started
+from loadtest.common.processes import READY, run_process
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
 from loadtest.faults.bench import Bench, row
-from loadtest.overhead.answers import MODEL
-from loadtest.overhead.load import Connection, Connections, Tally
-from loadtest.overhead.upstream import RATE_PER_S
+from loadtest.proxy_cost.answers import MODEL
+from loadtest.proxy_cost.load import Connection, Connections, Tally
+from loadtest.proxy_cost.upstream import RATE_PER_S
 
 GOAL = 19
 REQUESTS = 1_000_000
@@ -144,15 +144,23 @@ def growth(samples: Sequence[tuple[int, float]]) -> float | None:
 async def curve(bench: Bench, requests: int, seed: int) -> list[Row]:
     """Return a row for each sample, and the judged rows."""
     bench.only_ours("its memory is looked at")
-    words = [sys.executable, "-m", "loadtest.overhead.upstream", "--replicas", str(REPLICAS), "--rate", str(RATE_PER_S)]
-    async with started("upstream", words, bench.folder) as upstream:
-        urls = [said[1] for said in await upstream.said(READY, REPLICAS)]
-        async with bench.running(flags=FLAGS, urls=urls, asked=False) as run:
+    words = [
+        sys.executable,
+        "-m",
+        "loadtest.proxy_cost.upstream",
+        "--replicas",
+        str(REPLICAS),
+        "--rate",
+        str(RATE_PER_S),
+    ]
+    async with run_process("upstream", words, bench.folder) as upstream:
+        urls = [said[1] for said in await upstream.wait_for_output(READY, REPLICAS)]
+        async with bench.run_cluster(flags=FLAGS, urls=urls, asked=False) as run:
             found = Curve(requests, seed, run.process.pid)
             async with Connections([("127.0.0.1", run.port)], CONNECTIONS, found.tally) as connections:
                 await found.go(connections)
     grown, errors = growth(found.rss_mb), found.tally.errors
-    return [*_samples(found.rss_mb), *_judged(found.tally.done, grown, errors, requests)]
+    return [*_samples(found.rss_mb), *_judge_growth(found.tally.done, grown, errors, requests)]
 
 
 def _samples(samples: Sequence[tuple[int, float]]) -> list[Row]:
@@ -162,7 +170,7 @@ def _samples(samples: Sequence[tuple[int, float]]) -> list[Row]:
     ]
 
 
-def _judged(done: int, grown: float | None, errors: Counter[str], requests: int) -> list[Row]:
+def _judge_growth(done: int, grown: float | None, errors: Counter[str], requests: int) -> list[Row]:
     case = f"{requests:,} requests, no two alike: growth of memory in the second half"
     return [
         row(GOAL, case, GROWTH_MAX, grown, note=f"{os.cpu_count()} cores"),

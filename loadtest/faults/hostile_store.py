@@ -10,7 +10,7 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from loadtest.common.processes import HOST, until_stopped
+from loadtest.common.processes import HOST, run_until_interrupt
 
 READY = "ready {port}"
 FORGED_BYTES, FORGED_AT_ONCE = 200, 256
@@ -90,7 +90,7 @@ async def serve() -> None:
 
 def main() -> int:
     """Run the command line, which has no arguments."""
-    return until_stopped(serve())
+    return run_until_interrupt(serve())
 
 
 if __name__ == "__main__":

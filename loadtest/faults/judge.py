@@ -40,7 +40,7 @@ def is_error(api: str, name: str, data: Any) -> bool:  # noqa: ANN401 - JSON of 
     return isinstance(data.get("error"), dict)
 
 
-def finished(data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
+def is_finished(data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
     """True if an event states that the answer is complete."""
     if not isinstance(data, dict):
         return False
@@ -55,7 +55,7 @@ def verdict(api: str, body: bytes, error: str) -> str:
     """Return the end of an unfinished stream: `honest`, or a description of the router's error. `error`: the client's
     error."""
     whole, rest = events(body)
-    if any(finished(data) for _, data in whole):
+    if any(is_finished(data) for _, data in whole):
         return "invented"
     wrong = [i for i, (name, data) in enumerate(whole) if is_error(api, name, data)]
     if wrong:

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from loadtest.common.report import Row
 from loadtest.faults.bench import Bench
-from loadtest.faults.rows import abuse, bodies, early, health, leaving, overload
-from loadtest.faults.rows.drain import terminated
-from loadtest.faults.rows.endings import endings
-from loadtest.faults.rows.memory import index_memory
-from loadtest.faults.rows.neighbours import ROWS as NEIGHBOURS
-from loadtest.faults.rows.tenants import HOSTILE, oracle
-from loadtest.faults.rows.zoo import ROWS as ZOO
+from loadtest.faults.cases import abuse, bodies, disconnects, early, health, overload
+from loadtest.faults.cases.drain import terminated
+from loadtest.faults.cases.endings import endings
+from loadtest.faults.cases.memory import index_memory
+from loadtest.faults.cases.neighbours import ROWS as NEIGHBOURS
+from loadtest.faults.cases.tenants import HOSTILE, oracle
+from loadtest.faults.cases.zoo import ROWS as ZOO
 
 Rows = Callable[[Bench], Awaitable[list[Row]]]
 
@@ -21,8 +21,8 @@ GOALS: dict[int, tuple[Rows, ...]] = {
     2: (early.retry_budget,),
     3: (early.retry_after,),
     4: (endings,),
-    6: (leaving.disconnects,),
-    7: (leaving.slow_readers,),
+    6: (disconnects.disconnects,),
+    7: (disconnects.slow_readers,),
     8: (health.gray,),
     9: (health.killed,),
     10: (health.outage,),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from loadtest.common.report import Row, drawn
+from loadtest.common.report import Row, build_table
 from loadtest.common.rivals import OURS
 
 Cases = dict[tuple[str, str], Row]
@@ -31,7 +31,7 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
     for router in sorted(routers, key=lambda name: name != OURS):
         own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
         heads = ("goal", "case", "expected", "got", "", "note")
-        made = drawn(heads, (), f"{router}: faults, overload, abuse", left={"case", "", "note"}, no_wrap=False)
+        made = build_table(heads, (), f"{router}: faults, overload, abuse", left={"case", "", "note"}, no_wrap=False)
         for row, after in zip(own, [*own[1:], None], strict=True):
             note = "; ".join(part for part in (row.note, str(row.errors_by_kind) if row.errors_by_kind else "") if part)
             made.add_row(
@@ -46,20 +46,20 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
         console.print(made)
     for router in routers:
         own = [row for row in rows if row.router == router]
-        console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
+        console.print(f"{router}: {format_met(own)} rows as promised", highlight=False)
     for row in rows:
         if row.ok is False and row.router == OURS:  # printed last, because logs are read from the end
             said = f"missed: goal {row.goal}: {row.case}: {number(row.got)} for {number(row.expected)}."
             console.print(f"{said} {row.note or ''}".rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
-def kept(rows: Iterable[Row]) -> str:
+def format_met(rows: Iterable[Row]) -> str:
     """Return the number of met rows, of those that apply."""
     judged = [row.ok for row in rows if row.ok is not None]
     return f"{sum(judged)} of {len(judged)}"
 
 
-def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
+def index_by_case(rows: Sequence[Row]) -> dict[str, Cases]:
     """Return the rows by router, then by goal and case in the order of the run.
 
     A case that continues the previous one (`...`) has both texts in its key.
@@ -73,7 +73,7 @@ def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
     return found
 
 
-def beside(by_router: Mapping[str, Cases], routers: Sequence[str]) -> list[tuple[str, ...]]:
+def compare_routers(by_router: Mapping[str, Cases], routers: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a line for each case of the first router: goal, case, promised value, and each router's value."""
     return [
         (row.goal or "", row.case or "", number(row.expected), *(_got(by_router[name].get(key)) for name in routers))

@@ -31,8 +31,8 @@ from statistics import median
 
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
-from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, failures, row, until
-from loadtest.faults.rows.leaving import at_rest, gauges, request
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, failures, poll_until, row, send_at_rate
+from loadtest.faults.cases.disconnects import gauges, request, wait_until_idle
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID
 
@@ -181,7 +181,7 @@ def slope(samples: list[float], seconds_s: float) -> float | None:
     return (median(steady[-third:]) - median(steady[:third])) / between_s * RSS_SLOPE_PER_S
 
 
-async def _as_before(run: Run, fds: int) -> bool:
+async def _is_recovered(run: Run, fds: int) -> bool:
     """True if the number of descriptors is about `fds` again, and requests are answered."""
     with suppress(OSError):
         held = len(os.listdir(f"/proc/{run.process.pid}/fd"))  # noqa: PTH208 - a folder of the kernel's
@@ -192,17 +192,17 @@ async def _as_before(run: Run, fds: int) -> bool:
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
     """Goal 19: the rows of a soak of `seconds_s`."""
     bench.only_ours("its gauges and its log are looked at")
-    async with bench.running(REPLICAS, FLAGS) as run:
+    async with bench.run_cluster(REPLICAS, FLAGS) as run:
         pid = run.process.pid
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         soaked = Soak(run, seed)
         await soaked.go(seconds_s)
-        left = await (at_rest(run, bench.scale.patience_s(HEAL_S)) if bench.scale.counts else gauges(run))
+        left = await (wait_until_idle(run, bench.scale.patience_s(HEAL_S)) if bench.scale.counts else gauges(run))
         if bench.scale.counts:
-            await until(lambda: _as_before(run, before), bench.scale.patience_s(HEAL_S))
+            await poll_until(lambda: _is_recovered(run, before), bench.scale.patience_s(HEAL_S))
         alive = run.process.running
         fds = len(os.listdir(f"/proc/{pid}/fd")) if alive else None  # noqa: PTH208
-        asked = await at_rate(20, 40, lambda _: run.ask())
+        asked = await send_at_rate(20, 40, lambda _: run.ask())
         log = run.process.output.read_bytes()
     bugs = Counter(found.decode() for found in BUGS.findall(log))
     growth_mb = slope(soaked.rss_mb, seconds_s)

@@ -15,8 +15,8 @@ from statistics import median
 import msgspec
 from rich.console import Console
 
-from loadtest.common.report import drawn, percentile, report_console
-from loadtest.engine.calibration import CALIBRATIONS, LinearTimes, SharedTimes, StepTimes
+from loadtest.common.report import build_table, percentile, report_console
+from loadtest.fake_engine.calibration import CALIBRATIONS, LinearTimes, SharedTimes, StepTimes
 
 # By calibration: the shape in measure.py of the same model on the same GPUs. The missing one is of a GPU of an earlier
 # kind.
@@ -117,7 +117,7 @@ def show_coefficients(
     ]
     heads = ("us for", "calibration", "measured", "fit of", "calibration / measured")
     console.print(f"{name}: constants")
-    console.print(drawn(heads, lines, left={"us for", "fit of"}))
+    console.print(build_table(heads, lines, left={"us for", "fit of"}))
     for kind, fit in fits.items():
         errors = f"relative error {fit['median_error']:.1%} in the median, {fit['p90_error']:.1%} at p90"
         console.print(f"fit of {kind}: {fit['points']:.0f} points, {errors}")
@@ -133,7 +133,7 @@ def show_steps(console: Console, name: str, times: StepTimes, points: Sequence[S
             lines.append((kind, str(len(ratios)), *(f"{ratio:.2f}" for ratio in shown)))
     heads = ("step", "points", "p10", "median", "p90")
     console.print(f"{name}: calibration / measured, step by step")
-    console.print(drawn(heads, lines, left={"step"}))
+    console.print(build_table(heads, lines, left={"step"}))
 
 
 def show(console: Console, found: KernelFile) -> None:

@@ -109,7 +109,7 @@ def pieces(way: str, layout: KvLayout, blocks: tuple[Tensor, Tensor], pools: tup
 class CopyCalls(Protocol):
     """Copies between addresses; each raises OSError with the driver's error code."""
 
-    def here(self) -> None:
+    def bind_thread(self) -> None:
         """Let the calling thread make copies, too."""
         ...
 
@@ -188,7 +188,7 @@ class DriverCalls:
         self._lib, self._context = lib, pointer()
         check("cuCtxGetCurrent", lib.cuCtxGetCurrent(ctypes.byref(self._context)))
 
-    def here(self) -> None:
+    def bind_thread(self) -> None:
         """Make the GPU's context that of the calling thread, too."""
         check("cuCtxSetCurrent", self._lib.cuCtxSetCurrent(self._context))
 
@@ -229,7 +229,7 @@ class HostCalls:
         self._copy = ctypes.CFUNCTYPE(ctypes.c_int, word, word, ctypes.c_ulong, ctypes.c_void_p)(copy)
         self._each = each_in_c()
 
-    def here(self) -> None:
+    def bind_thread(self) -> None:
         """Do nothing: there is no context."""
 
     def one(self, to: int, source: int, size: int, stream: Stream) -> None:
@@ -331,13 +331,13 @@ class Mover:
             ends = (int(to[0]), int(source[0]))
             return lambda stream: self.calls.one(*ends, size, stream), moved
         if way in KERNELS:
-            return self._by_kernel(way, to, source, size), moved
+            return self._make_kernel_submit(way, to, source, size), moved
         if way == "each":
             return lambda stream: self.calls.each(to, source, size, stream), moved
         ordered = way == "ordered" or not load
         return lambda stream: self.calls.batch(to, source, size, stream, ordered=ordered), moved
 
-    def _by_kernel(self, way: str, to: Tensor, source: Tensor, size: int) -> Submit:
+    def _make_kernel_submit(self, way: str, to: Tensor, source: Tensor, size: int) -> Submit:
         count, words = len(to), size // 8
         programs = min(count, KERNEL_PROGRAMS if way == "kernel" else self._processors)
         to, source = to.cuda(), source.cuda()
@@ -348,7 +348,7 @@ class Mover:
 
         return submit
 
-    def copied(self, moved: Pieces, submit: Submit, *, load: bool, samples: int = 32) -> bool:
+    def check_copy(self, moved: Pieces, submit: Submit, *, load: bool, samples: int = 32) -> bool:
         """Return True if a copy brings the bytes of its source.
 
         Before it is run, some pieces are filled with random bytes at the source and with zeros at the target.

@@ -411,7 +411,7 @@ class KernelBench:
         whole.write_text(json.dumps(self.found, indent=1) + "\n")
         whole.replace(self.out)
 
-    def failed(self, what: str, error: BaseException) -> None:
+    def record_failure(self, what: str, error: BaseException) -> None:
         """Record an error, and continue."""
         text = f"{type(error).__name__}: {error}"[:600]
         self.found["failed"].append({"what": what, "error": text})
@@ -437,7 +437,7 @@ class KernelBench:
         end.synchronize()
         return float(begin.elapsed_time(end)) / times
 
-    def timed(self, run: Callable[[], object]) -> dict[str, Any]:
+    def time_call(self, run: Callable[[], object]) -> dict[str, Any]:
         """Return the milliseconds of `run` in a CUDA graph, or without one if it cannot be captured."""
         began = time.monotonic()
         for _ in range(2):
@@ -452,7 +452,7 @@ class KernelBench:
                 call, graphed = graph.replay, True
             except RuntimeError as error:
                 self.sync()
-                self.failed("capture in a graph", error)
+                self.record_failure("capture in a graph", error)
         self.lap_ms(call, 1)
         times = int(min(200, max(1, REPEAT_MS / max(1e-3, self.lap_ms(call, 1)))))
         laps: list[float] = []
@@ -464,11 +464,11 @@ class KernelBench:
         """Measure the limits of the device: bytes copied, read and written, and a large matrix product."""
         side = 8192 if self.cuda else 256
         a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        ms = self.timed(lambda: torch.mm(a, b))["ms"]
+        ms = self.time_call(lambda: torch.mm(a, b))["ms"]
         self.found["ceilings"]["gemm_tflop_per_s"] = 2 * side**3 / ms / 1e9
         source = torch.randn(side * side * 8, device=self.device, dtype=torch.bfloat16)
         target = torch.empty_like(source)
-        ms = self.timed(lambda: target.copy_(source))["ms"]
+        ms = self.time_call(lambda: target.copy_(source))["ms"]
         self.found["ceilings"]["copy_gb_per_s"] = 2 * source.numel() * 2 / ms / 1e6
 
 
@@ -510,10 +510,10 @@ class ShapeBench:
         best, best_ms = None, math.inf
         for name, run in candidates.items():
             try:
-                error = apart(run(), right)
-                ms = self.bench.timed(run)["ms"]
+                error = relative_error(run(), right)
+                ms = self.bench.time_call(run)["ms"]
             except Exception as failure:  # one kernel less, for any error
-                self.bench.failed(f"{self.shape.name} {what} {name}", failure)
+                self.bench.record_failure(f"{self.shape.name} {what} {name}", failure)
                 continue
             line = {"shape": self.shape.name, "what": what, "kernel": name, "error": error, "ms": ms}
             self.bench.found["kernels"].append(line | {"right": error <= ERROR_MAX})
@@ -611,7 +611,7 @@ class ShapeBench:
         """Return the times of the last norm and the LM head for `rows` rows."""
         if rows not in self.heads_ms:
             x = self.random(rows, self.shape.hidden, scale=1.0)
-            self.heads_ms[rows] = self.bench.timed(
+            self.heads_ms[rows] = self.bench.time_call(
                 lambda: torch.mm(self.ops["add_norm"](x, x, self.gain)[0], self.head.t())
             )
         return self.heads_ms[rows]
@@ -620,7 +620,7 @@ class ShapeBench:
         """Measure one point. Returns the milliseconds of the whole step on this GPU, and of its parts."""
         layers = self.sets if point.tokens * self.shape.hidden <= 2 * K * 8192 else 2
         layers = min(layers, self.sets)
-        some = self.bench.timed(self.step(point, layers))
+        some = self.bench.time_call(self.step(point, layers))
         head = self.head_ms(point.sequences + (1 if point.tokens else 0))
         times = self.shape.layers / layers
         whole = {name: some[name] * times + head[name] for name in ("ms", "least_ms", "most_ms")}
@@ -628,7 +628,7 @@ class ShapeBench:
         return {"shape": self.shape.name, **asdict(point), **whole, **kept, "graph": some["graph"]}
 
 
-def apart(got: Tensor, right: Tensor) -> float:
+def relative_error(got: Tensor, right: Tensor) -> float:
     """Return the error of a result: the norm of the difference over that of the right one; 1e9 for NaN or infinity."""
     got, right = got.float(), right.float()
     error = float((got - right).norm() / right.norm())
@@ -711,7 +711,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
     try:
         one.choose_all()
     except Exception as error:  # plain kernels remain
-        bench.failed(f"{shape.name} choice of kernels", error)
+        bench.record_failure(f"{shape.name} choice of kernels", error)
     kind = ""
     for point in bench.sweep.points():
         if point.kind != kind:
@@ -723,7 +723,7 @@ def run_shape(bench: KernelBench, shape: LayerShape, deadline: float) -> None:
         try:
             bench.found["points"].append(one.measure(point))
         except Exception as error:  # one point less
-            bench.failed(f"{shape.name} {point}", error)
+            bench.record_failure(f"{shape.name} {point}", error)
         if bench.cuda and point.tokens:
             torch.cuda.empty_cache()
     fit_shape(bench, shape.name)
@@ -736,7 +736,7 @@ def fit_shape(bench: KernelBench, name: str) -> None:
         try:
             bench.found["fits"].setdefault(name, {})[kind] = fit(points, kind)
         except (ValueError, ZeroDivisionError) as error:
-            bench.failed(f"{name} fit of {kind}", error)
+            bench.record_failure(f"{name} fit of {kind}", error)
     bench.write()
 
 
@@ -805,13 +805,13 @@ def measure_all(bench: KernelBench, shapes: Sequence[LayerShape]) -> None:
     try:
         bench.measure_ceilings()
     except Exception as error:  # the points work without them
-        bench.failed("ceilings", error)
+        bench.record_failure("ceilings", error)
     for number, shape in enumerate(shapes):
         now = time.monotonic()
         try:
             run_shape(bench, shape, now + (bench.deadline - now) / (len(shapes) - number))
         except Exception as error:  # the other shapes remain
-            bench.failed(shape.name, error)
+            bench.record_failure(shape.name, error)
         if bench.cuda:
             torch.cuda.empty_cache()
     bench.found["complete"] = not bench.found["skipped"]

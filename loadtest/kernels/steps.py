@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from loadtest.engine.calibration import SharedTimes
-from loadtest.engine.model import EngineModel
-from loadtest.engine.request import EngineRequest
-from loadtest.engine.step import Limits
+from loadtest.fake_engine.calibration import SharedTimes
+from loadtest.fake_engine.model import EngineModel
+from loadtest.fake_engine.request import EngineRequest
+from loadtest.fake_engine.step import Limits
 from loadtest.kernels.measure import least_squares
 
 PROMPTS = (64, 192, 448, 960, 1_900)
@@ -108,7 +108,7 @@ def terms(cell: Cell, limits: Limits) -> tuple[list[float], list[float]]:
     return [*(each.ttft_s for each in told), 1.0], [*(each.tpot_s for each in told), 0.0]
 
 
-def fitted(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
+def fit_coefficients(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
     """Return coefficients of least squares of relative errors, none below 0.
 
     The most negative one is left out until no negative one remains. Raises ValueError if rows do not distinguish the
@@ -136,7 +136,7 @@ def hold(measured: Iterable[tuple[Cell, bool, CellTimes]], limits: Limits) -> tu
         if is_fitted:
             rows += told[cell]
             wanted += [took.ttft_s, took.tpot_s]
-    values = fitted(rows, wanted)
+    values = fit_coefficients(rows, wanted)
     cells = []
     for cell, is_fitted, took in found:
         ttft_s, tpot_s = (sum(a * b for a, b in zip(values, row, strict=True)) for row in told[cell])

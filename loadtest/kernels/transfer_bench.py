@@ -70,13 +70,13 @@ def layout_of(shape: measure.LayerShape) -> copies.KvLayout:
     return copies.KvLayout(shape.layers, shape.kv_heads, shape.head_dim)
 
 
-def rounded(value: Any) -> Any:  # noqa: ANN401 - anything of JSON
+def round_numbers(value: Any) -> Any:  # noqa: ANN401 - anything of JSON
     """Return the value with five digits of every number."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: round_numbers(each) for key, each in value.items()}
+    return [round_numbers(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 # Parts, and the lists of each in the output.
@@ -107,7 +107,7 @@ class TransferBench(measure.KernelBench):
 
     def write(self) -> None:
         """Write the results so far, rounded."""
-        kept, self.found = self.found, rounded(self.found)
+        kept, self.found = self.found, round_numbers(self.found)
         try:
             super().write()
         finally:
@@ -119,7 +119,7 @@ class TransferBench(measure.KernelBench):
         try:
             yield
         except Exception as error:  # the other parts remain
-            self.failed(what, error)
+            self.record_failure(what, error)
         self.write()
 
     def late(self, what: str) -> bool:

@@ -91,7 +91,7 @@ class FileBench:
                     return 0
                 got = os.preadv(file, [self._memory[at : at + size]], at)
                 if to_gpu:
-                    mover.calls.here()
+                    mover.calls.bind_thread()
                     mover.calls.one(gpu + at, host + at, got, stream)
                 return got
 

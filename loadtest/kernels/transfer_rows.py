@@ -52,7 +52,7 @@ class Row(threading.Thread):
     def run(self) -> None:
         """Transfer until `stop`."""
         try:
-            self._mover.calls.here()
+            self._mover.calls.bind_thread()
             stream = self._mover.stream()
             under_way: deque[copies.Mark] = deque()
             while not self._stopped.is_set():
@@ -80,7 +80,7 @@ class Row(threading.Thread):
         return len(inside) * self._bytes / (end - begin) / 1e9
 
 
-def captured(bench: TransferBench, run: Callable[[], object]) -> Callable[[], object]:
+def capture_graph(bench: TransferBench, run: Callable[[], object]) -> Callable[[], object]:
     """Return `run` as the replay of a CUDA graph; unchanged without a GPU."""
     for _ in range(2):
         run()
@@ -104,7 +104,7 @@ def step_ms(bench: TransferBench, call: Callable[[], object]) -> tuple[float, fl
     return ms, begin, time.perf_counter()
 
 
-def beside(
+def measure_under_traffic(
     bench: TransferBench, mover: copies.Mover, layout: copies.KvLayout, traffic: str, call: Callable[[], object] | None
 ) -> tuple[float | None, list[float]]:
     """Return the milliseconds of a call beside some traffic, and the speed of each of its rows in GB/s."""
@@ -139,7 +139,7 @@ def measure_contention(bench: TransferBench, mover: copies.Mover, shape: measure
     for traffic in names:
         with bench.part(f"{shape.name} {traffic} alone"):
             if not bench.late(f"{shape.name} {traffic} alone"):
-                _, speeds = beside(bench, mover, layout, traffic, None)
+                _, speeds = measure_under_traffic(bench, mover, layout, traffic, None)
                 bench.found["traffic"].append({"shape": shape.name, "traffic": traffic, "gb_per_s": speeds})
     layers = measure.ShapeBench(bench, shape)
     with bench.part(f"{shape.name} choice of kernels"):
@@ -147,13 +147,13 @@ def measure_contention(bench: TransferBench, mover: copies.Mover, shape: measure
     for point in bench.whole.steps:
         with bench.part(f"{shape.name} {point.kind}"):
             run = layers.step(point, layers.sets)  # kept, because the graph uses its tensors
-            call = captured(bench, run)
+            call = capture_graph(bench, run)
             for traffic in ("none", *names):
                 what = {"shape": shape.name, "step": point.kind, "layers": layers.sets, "traffic": traffic}
                 with bench.part(f"{what}"):
                     if not bench.late(f"{what}"):
                         alone, _, _ = step_ms(bench, call)
-                        ms, speeds = beside(bench, mover, layout, traffic, call)
+                        ms, speeds = measure_under_traffic(bench, mover, layout, traffic, call)
                         again, _, _ = step_ms(bench, call)
                         found = {"alone_ms": (alone + again) / 2, "alone_spread": abs(alone - again) / alone}
                         bench.found["contention"].append(what | found | {"ms": ms, "gb_per_s": speeds})

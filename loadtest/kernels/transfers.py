@@ -33,13 +33,13 @@ except ImportError:  # `main` reports the missing package
 
 if TYPE_CHECKING or __package__:
     from loadtest.kernels import copies, measure
-    from loadtest.kernels.transfer_bench import GIB, PARTS, TINY, WHOLE, K, TransferBench, layout_of, rounded
+    from loadtest.kernels.transfer_bench import GIB, PARTS, TINY, WHOLE, K, TransferBench, layout_of, round_numbers
     from loadtest.kernels.transfer_files import FileBench
     from loadtest.kernels.transfer_rows import measure_contention
 else:  # run as a script, from a copy of this folder
     import copies
     import measure
-    from transfer_bench import GIB, PARTS, TINY, WHOLE, K, TransferBench, layout_of, rounded
+    from transfer_bench import GIB, PARTS, TINY, WHOLE, K, TransferBench, layout_of, round_numbers
     from transfer_files import FileBench
     from transfer_rows import measure_contention
 
@@ -48,7 +48,7 @@ REPEATS, REPEATS_LEAST, POINT_SECONDS = 9, 3, 0.5
 PAGEABLE_TOKENS_MAX = 16 * K
 
 
-def timed(mover: copies.Mover, submit: copies.Submit) -> dict[str, Any]:
+def time_transfer(mover: copies.Mover, submit: copies.Submit) -> dict[str, Any]:
     """Return the milliseconds of a transfer, and of its calls alone."""
     stream = mover.stream()
     submit(stream)
@@ -69,21 +69,21 @@ def measure_way(bench: TransferBench, mover: copies.Mover, shape: measure.LayerS
     """Measure all points of one way in one direction, and fit them."""
     layout, what = layout_of(shape), {"shape": shape.name, "load": load, "way": way}
     submit, moved = mover.submit(way, layout, bench.whole.tokens[0], load=load)
-    if not mover.copied(moved, submit, load=load):
+    if not mover.check_copy(moved, submit, load=load):
         raise ValueError("other bytes came than were sent")
     points = []
     for tokens in bench.whole.tokens:
         if bench.late(f"{what} {tokens}") or (way == "pageable" and tokens > PAGEABLE_TOKENS_MAX):
             break
         submit, moved = mover.submit(way, layout, tokens, load=load)
-        found = timed(mover, submit)
+        found = time_transfer(mover, submit)
         speed = {"gb_per_s": tokens * layout.token_bytes / found["ms"] / 1e6}
         points.append(what | {"tokens": tokens, "pieces": len(moved.host)} | found | speed)
     bench.found["transfers"] += points
-    bench.found["fits"].append(what | fitted(points, layout))
+    bench.found["fits"].append(what | fit_line(points, layout))
 
 
-def fitted(points: Sequence[dict[str, Any]], layout: copies.KvLayout) -> dict[str, float]:
+def fit_line(points: Sequence[dict[str, Any]], layout: copies.KvLayout) -> dict[str, float]:
     """Fit a line through points: the minimum milliseconds of a transfer, and microseconds for each token."""
     rows, wanted = [(1.0, point["tokens"]) for point in points], [point["ms"] for point in points]
     floor_ms, token_ms = measure.least_squares(rows, wanted)
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         bench.found["seconds"] = time.monotonic() - began
         bench.write()
-        show(rounded(bench.found))
+        show(round_numbers(bench.found))
     return 0
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from loadtest.common.report import drawn, report_console
-from loadtest.engine.host_tier import TierLimits
+from loadtest.common.report import build_table, report_console
+from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.kernels.command import PAGE_WIDTH, KernelFile, KernelMachine, StepMeasured, read_file
-from router.core.facts.tiers import CPU, STORAGE
-from router.core.learned.loads import FLOOR_MS, GB_PER_S
+from router.core.estimators.tier_load import FLOOR_MS, GB_PER_S
+from router.core.types.tiers import CPU, STORAGE
 
 DATA = Path(__file__).parents[1] / "data"
 KERNELS, TRANSFERS = DATA / "kernels_h100.json", DATA / "transfers_h100.json"
@@ -139,7 +139,7 @@ def show_fits(console: Console, found: TransferFile) -> None:
         lines.append((*what, *figures, f"{longest.gb_per_s:.1f}", f"{longest.calls_ms / longest.ms:.0%}"))
     heads = ("shape", "", "way", "floor, ms", "us a token", "GB/s", "error", "GB/s, longest", "calls")
     console.print("Transfers by themselves: a floor, and a time for each token")
-    console.print(drawn(heads, lines, left={"shape", "", "way"}))
+    console.print(build_table(heads, lines, left={"shape", "", "way"}))
 
 
 def loads_beside_prefills(
@@ -162,7 +162,7 @@ def show_prefills(console: Console, found: TransferFile, kernels: KernelFile) ->
         lines.append((name, way, f"{point.tokens:,}", f"{point.prior:,}", *times))
     heads = ("shape", "way", "tokens", "after", "load, ms", "prefill, ms", "load / prefill", "even at, GB/s")
     console.print(f"Loading beside computing on {kernels.machine.gpu}, and the link on which both take as long")
-    console.print(drawn(heads, lines, left={"shape", "way"}))
+    console.print(build_table(heads, lines, left={"shape", "way"}))
 
 
 def even_tokens(found: TransferFile, kernels: KernelFile, floor_ms: float) -> dict[str, float]:
@@ -191,7 +191,7 @@ def show_contention(console: Console, found: TransferFile) -> None:
         lines.append((row.shape, row.step, row.traffic, f"{row.ratio:.3f}", speeds or "-", " + ".join(kept) or "-"))
     heads = ("shape", "step", "transfers", "step / alone", "GB/s", "of alone")
     console.print("Steps and transfers beside each other")
-    console.print(drawn(heads, lines, left={"shape", "step", "transfers"}))
+    console.print(build_table(heads, lines, left={"shape", "step", "transfers"}))
 
 
 def show_files(console: Console, found: TransferFile) -> None:
@@ -203,7 +203,7 @@ def show_files(console: Console, found: TransferFile) -> None:
     ]  # fmt: skip
     heads = ("file", "on", "bytes", "at a time", "into", "GB/s")
     console.print("A file")
-    console.print(drawn(heads, lines, left={"file", "on", "into"}))
+    console.print(build_table(heads, lines, left={"file", "on", "into"}))
 
 
 def show_priors(console: Console, found: TransferFile, kernels: KernelFile) -> None:

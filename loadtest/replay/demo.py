@@ -23,8 +23,8 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common.client import ReplayError
-from loadtest.common.flags import whole
-from loadtest.common.processes import ProcessError, engines, router, until_signal
+from loadtest.common.flags import make_int_parser
+from loadtest.common.processes import ProcessError, engines, router, run_until_signal
 from loadtest.common.report import Row, print_report, progress_bar, write_json
 from loadtest.common.svg import svg_chart
 from loadtest.common.traces import TraceError, shipped_trace
@@ -51,7 +51,7 @@ class DemoWorkload:
     replay: ReplaySettings
     kv_tokens: int = KV_TOKENS
 
-    def replayed(self, **changes: Any) -> DemoWorkload:  # noqa: ANN401 - fields of ReplaySettings
+    def replace_replay(self, **changes: Any) -> DemoWorkload:  # noqa: ANN401 - fields of ReplaySettings
         """Return the same trace with changed replay settings."""
         return replace(self, replay=replace(self.replay, **changes))
 
@@ -83,7 +83,7 @@ WORKLOADS = (
         "mooncake_conversation",
         replace(_ALIKE, workload="conversation", requests_max=450, time_scale=25, think_max_s=0.0, speed=2.4),
     ),
-    replace(AGENT.replayed(workload="agent-ample", requests_max=240), kv_tokens=4 * KV_TOKENS),
+    replace(AGENT.replace_replay(workload="agent-ample", requests_max=240), kv_tokens=4 * KV_TOKENS),
 )
 FIXED = (
     f"{REPLICAS} simulated replicas of Qwen3-32B on 2 x H100 (calibration {CALIBRATION}),"
@@ -108,7 +108,7 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
     """Run one workload under one policy, on its own replicas and router."""
     trace, settings = shipped_trace(workload.trace), replace(workload.replay, policy=policy, router="warmroute")
     total = min(settings.requests_max, trace.request_count)
-    served = serving(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
+    served = run_cluster(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
     async with served as (replicas, url, admin_url):
         if page_port is not None:
             console.print(f"Live meanwhile: {admin_url}/dashboard", highlight=False, soft_wrap=True)
@@ -117,7 +117,7 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
 
 
 @asynccontextmanager
-async def serving(
+async def run_cluster(
     policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0, flags: Sequence[str] = ()
 ) -> AsyncIterator[tuple[list[str], str, str]]:
     """Run fresh replicas and a router; yields the replicas' URLs, the router's URL and its admin URL."""
@@ -148,7 +148,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 async def demo(options: argparse.Namespace, command: str) -> int:
     """Run the demo, print its table and chart, and then keep a router running for the user, unless `exit` is set."""
     console, errors = Console(), Console(stderr=True)
-    workloads = [w.replayed(requests_max=options.requests or w.replay.requests_max) for w in WORKLOADS]
+    workloads = [w.replace_replay(requests_max=options.requests or w.replay.requests_max) for w in WORKLOADS]
     notes = [FIXED, *(workload.describe() for workload in workloads)]
     errors.print("\n".join(notes), highlight=False, soft_wrap=True)
     rows = await run_all(workloads, errors, None if options.exit else free_or_any(options.admin_port, errors))
@@ -169,7 +169,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
     """Run a warm router under continuous load, so that its page changes, until cancelled."""
     port = free_or_any(options.port, console)
     admin_port = free_or_any(options.admin_port, console)
-    async with serving("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
+    async with run_cluster("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
             f"\nA warm router stays up on {url}, and {AGENT.replay.workload} plays on, until Ctrl-C. Try:\n\n"
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        return uvloop.run(until_signal(demo(options, " ".join(["warmroute demo", *arguments]))))
+        return uvloop.run(run_until_signal(demo(options, " ".join(["warmroute demo", *arguments]))))
     except (ProcessError, ReplayError, TraceError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -222,7 +222,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="warmroute demo",
         description="Four simulated replicas and the router on this machine: round robin, then warm.",
     )
-    parser.add_argument("--requests", type=whole(1), metavar="N", help="of each run (default: see the first lines)")
+    parser.add_argument(
+        "--requests", type=make_int_parser(1), metavar="N", help="of each run (default: see the first lines)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"), help="the chart (warmroute-demo.svg)"

@@ -31,12 +31,12 @@ from rich.console import Console
 
 from loadtest.common import flags
 from loadtest.common.processes import ProcessError, engines, router
-from loadtest.common.report import Row, merged, progress_bar
+from loadtest.common.report import Row, merge_rows, progress_bar
 from loadtest.common.stores import FAULTS, RunningStore, store
 from loadtest.common.traces import shipped_trace
-from loadtest.replay.comparing import concluded, measured
 from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWorkload
 from loadtest.replay.run import run_replay
+from loadtest.replay.shared import report_results, run_benchmark
 
 ONE, SHARING, FAILING, ALONE = "one", "sharing", "failing", "alone"
 WAYS = (ONE, SHARING, FAILING, ALONE)
@@ -77,7 +77,7 @@ async def fleet(workload: DemoWorkload, way: str, count: int, folder: Path) -> A
         urls, admin_urls = zip(*routers, strict=True)
         found = Fleet(urls, admin_urls, tuple(at), shared)
         if shared is not None:
-            await until_whole(found)
+            await wait_until_connected(found)
         yield found
 
 
@@ -85,7 +85,7 @@ def _settings(shared: RunningStore | None, number: int) -> tuple[str, ...]:
     return () if shared is None else (f"shared.url={shared.url}", f"shared.router=router-{number}")
 
 
-async def until_whole(fleet: Fleet) -> None:
+async def wait_until_connected(fleet: Fleet) -> None:
     """Wait until each router has received the state of all others. Raises ProcessError after WHOLE_TIMEOUT_S."""
     async with aiohttp.ClientSession() as session:
 
@@ -106,7 +106,7 @@ async def until_whole(fleet: Fleet) -> None:
 # The store fails
 
 
-async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload: str) -> None:
+async def cycle_store_faults(fleet: Fleet, shared: RunningStore, rows: list[Row], workload: str) -> None:
     """Inject one store fault after the other, until cancelled. Each adds a row with the routers' recovery time."""
     number = 0
     while True:
@@ -119,14 +119,14 @@ async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload:
         finally:
             await asyncio.shield(shared.mend(fault))
         back_s = time.monotonic()
-        await until_whole(fleet)
+        await wait_until_connected(fleet)
         got = time.monotonic() - back_s
         goal = f"whole again after the store was {fault}, s"
         rows.append(Row(workload=workload, goal=goal, expected=WHOLE_MAX_S, got=got, ok=got <= WHOLE_MAX_S, timed=True))
 
 
 @asynccontextmanager
-async def meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def run_in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Run the work until the block ends. If it fails, the end of the block raises its exception."""
     task = asyncio.create_task(work)
     try:
@@ -155,7 +155,7 @@ async def run_way(workload: DemoWorkload, way: str, count: int, console: Console
                 asked = replace(settings, url=at.urls[0], more_urls=at.urls[1:], replicas=at.replicas, policy=way)
                 if way != FAILING or at.store is None:
                     return await run_replay(trace, asked, progress), seen
-                async with meanwhile(failing(at, at.store, seen, settings.workload or "")):
+                async with run_in_background(cycle_store_faults(at, at.store, seen, settings.workload or "")):
                     row = await run_replay(trace, asked, progress)
     return row, seen
 
@@ -203,7 +203,7 @@ def workloads_replayed() -> list[DemoWorkload]:
     """Return the demo's workloads, and its conversations with spread arrivals."""
     agent, conversation = WORKLOADS[:2]
     name = f"{conversation.replay.workload}-spread"
-    return [agent, conversation, conversation.replayed(workload=name, spread_s=TRACE_CLOCK_S)]
+    return [agent, conversation, conversation.replace_replay(workload=name, spread_s=TRACE_CLOCK_S)]
 
 
 # The command
@@ -212,27 +212,27 @@ def workloads_replayed() -> list[DemoWorkload]:
 async def _routers(options: argparse.Namespace, command: str) -> int:
     console, errors = Console(), Console(stderr=True)
     scale = {"requests_max": options.requests, "time_scale": options.time_scale}
-    workloads = [workload.replayed(**scale) for workload in workloads_replayed()]
+    workloads = [workload.replace_replay(**scale) for workload in workloads_replayed()]
     errors.print("\n".join(workload.describe() for workload in workloads), highlight=False, soft_wrap=True)
     rows, seen = list[Row](), list[Row]()
     for workload in workloads:
         runs: dict[str, list[Row]] = {way: [] for way in WAYS}
         for turn in range(options.runs):
             for way in WAYS if turn % 2 == 0 else reversed(WAYS):
-                row, faults = await run_way(workload.replayed(seed=1 + turn), way, options.routers, errors)
+                row, faults = await run_way(workload.replace_replay(seed=1 + turn), way, options.routers, errors)
                 runs[way].append(row)
                 seen += faults
         medians = ("token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p90_s", "output_tokens_per_s")
-        rows += [merged(found, medians, ("errors", "rejected")) for found in runs.values()]
+        rows += [merge_rows(found, medians, ("errors", "rejected")) for found in runs.values()]
     judged = [*goals(rows, options.slack), *slowest(seen)]
-    return concluded(console, rows, judged, options, command)
+    return report_results(console, rows, judged, options, command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 if a request failed, with --check also if a goal was missed; 2 if it could not measure."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
-    return measured("routers", _routers(options, " ".join(["routers", *arguments])))
+    return run_benchmark("routers", _routers(options, " ".join(["routers", *arguments])))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -241,9 +241,9 @@ def _parser() -> argparse.ArgumentParser:
         description="The demo's workloads through one router, and through several with a store and without.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--routers", type=flags.whole(2, 16), default=4, help="how many there are")
-    parser.add_argument("--runs", type=flags.whole(1, RUNS_MAX), default=3, help="of each workload and way")
-    parser.add_argument("--requests", type=flags.whole(1), metavar="N", default=REQUESTS, help="of each run")
+    parser.add_argument("--routers", type=flags.make_int_parser(2, 16), default=4, help="how many there are")
+    parser.add_argument("--runs", type=flags.make_int_parser(1, RUNS_MAX), default=3, help="of each workload and way")
+    parser.add_argument("--requests", type=flags.make_int_parser(1), metavar="N", default=REQUESTS, help="of each run")
     scale_help = "how much faster than life the engines are; the store is not"
     parser.add_argument("--time-scale", type=flags.positive(), metavar="X", default=TIME_SCALE, help=scale_help)
     parser.add_argument(

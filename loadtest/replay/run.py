@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtest.common.answer_limits import COMMON, AnswerLimits, answer_limit
-from loadtest.common.client import Answer, Client, Endpoint, ReplayError, first_model, many_at_once, read_counters
+from loadtest.common.client import (
+    Answer,
+    Client,
+    Endpoint,
+    ReplayError,
+    first_model,
+    open_unlimited_session,
+    read_counters,
+)
 from loadtest.common.report import Row, percentile, quantiles
 from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
 
@@ -91,16 +99,18 @@ Progress = Callable[[int], None]
 
 async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> Row:
     """Replay the trace and return its row. Raises ReplayError if it cannot start or read the counters."""
-    row, _ = await replayed(trace, settings, progress)
+    row, _ = await replay_trace(trace, settings, progress)
     return row
 
 
-async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> tuple[Row, list[Sent]]:
+async def replay_trace(
+    trace: Trace, settings: ReplaySettings, progress: Progress | None = None
+) -> tuple[Row, list[Sent]]:
     """Replay the trace. Returns its row, and all requests with their answers in the order in which answers ended."""
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
         raise ReplayError("sessions have no common clock: replay them in closed loop")
-    async with many_at_once() as session:
+    async with open_unlimited_session() as session:
         client = Client(
             session,
             settings.url,
@@ -165,7 +175,7 @@ class _Run:
                 due = start + self.last_at_s / settings.time_scale
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 tasks.create_task(self._send(session, request, body, due))
-        self._ended(start)
+        self._set_duration(start)
 
     async def closed_loop(self, trace: Trace) -> None:
         settings = self._settings
@@ -177,9 +187,9 @@ class _Run:
             for _ in range(settings.sessions_active):
                 wait_s = rng.uniform(0, settings.ramp_s) / settings.time_scale
                 tasks.create_task(self._user(sessions, budget, wait_s))
-        self._ended(start)
+        self._set_duration(start)
 
-    def _ended(self, start: float) -> None:
+    def _set_duration(self, start: float) -> None:
         """Store the run's duration, from its first request that counts with a warm-up, otherwise from its start."""
         self.duration_wall_s = time.perf_counter() - (self._counted_from or start)
 
@@ -269,11 +279,11 @@ def row_of(
         requests_by_replica=dict(by_replica),
     )
     _hit_rates(row, requests, counted)
-    _at_engines(row, answers, settings)
+    _set_engine_ttft(row, answers, settings)
     return row
 
 
-def _at_engines(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -> None:
+def _set_engine_ttft(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -> None:
     """Set the p90 times to first token without real time, and at a time scale of 1, if engines report their own."""
     if not any(answer.engine_ttft_s is not None for answer in answers):
         return

@@ -33,18 +33,19 @@ from rich.console import Console
 
 from loadtest.common.report import Row, progress_bar, report_console, table, write_json
 from loadtest.common.traces import TraceError
-from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
-from loadtest.engine.zoo.members import MEMBERS
+from loadtest.fake_engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.fake_engine.zoo.members import MEMBERS
+from loadtest.simulate.engine.cluster_spec import SettingError
 from loadtest.simulate.options import parser
+from loadtest.simulate.policies import ROWS
 from loadtest.simulate.results import baseline, ladder, pulls, split, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results import zoo as of_zoo
 from loadtest.simulate.results.charts import write_charts
-from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
-from loadtest.simulate.results.figures import over_seeds
-from loadtest.simulate.results.race import AnyJob, Changes, Entrant, RaceJob, race, run_job
-from loadtest.simulate.results.several import (
+from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, list_missed
+from loadtest.simulate.results.metrics import over_seeds
+from loadtest.simulate.results.multi_router import (
     OF_SEVERAL,
     VARIANTS,
     SeveralJob,
@@ -52,14 +53,13 @@ from loadtest.simulate.results.several import (
     run_several,
     verdicts,
 )
+from loadtest.simulate.results.race import AnyJob, Changes, PolicyEntry, RaceJob, race, run_job
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.scenarios import pulled
+from loadtest.simulate.scenarios import p2p
 from loadtest.simulate.scenarios import split as of_split
 from loadtest.simulate.scenarios.generated import STAGES
-from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
-from loadtest.simulate.scenarios.table import APART, GROUPS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
-from loadtest.simulate.world.setting import SettingError
+from loadtest.simulate.scenarios.priority_mix import LOAD, MIXES, REQUESTS
+from loadtest.simulate.scenarios.registry import APART, GROUPS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 
 SAVED_EVERY_S = 60.0
 CHANGED = (
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _deadlines(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
         if options.several is not None:
-            return _several(options, earlier, "simulate " + " ".join(arguments))
+            return _compare_routers(options, earlier, "simulate " + " ".join(arguments))
         if options.tiers is not None:
             return _tiers(options, earlier, "simulate " + " ".join(arguments))
         if options.pulls is not None:
@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _split(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         if options.missing:
-            jobs = list(lacking(jobs, earlier))
-        rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
+            jobs = list(list_missing_jobs(jobs, earlier))
+        rows = _run_race(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
     except (SimulateError, ClaimsError, baseline.BaselineError, SettingError, TraceError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
@@ -128,8 +128,8 @@ def jobs_of(options: argparse.Namespace) -> list[RaceJob]:
         who = sweep.entrants()
     else:
         names = options.policy or sorted(ROWS, key=lambda name: not ROWS[name].bound)
-        _known("policy", names, ROWS)
-        who = tuple(Entrant(name) for name in names)
+        _check_names("policy", names, ROWS)
+        who = tuple(PolicyEntry(name) for name in names)
     seeds = options.seed or (list(TUNE_SEEDS) if options.race or options.sweep else [1])
     changes, trace = changes_of(options), options.trace
     cells = [
@@ -144,7 +144,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
         if named:
             raise SimulateError("--trace and --scenario or --group: only one of them")
         return [options.trace.name.split(".")[0]]
-    _known("scenario", named, [*SCENARIOS, *APART])
+    _check_names("scenario", named, [*SCENARIOS, *APART])
     if not (named or options.race or options.sweep or options.several is not None):
         raise SimulateError("--scenario, --group, --trace, --race or --sweep: say what to run; see --list")
     return named or list(SCENARIOS)
@@ -154,14 +154,14 @@ def changes_of(options: argparse.Namespace) -> Changes:
     """Return the changes of the cluster that the flags make. Raises SimulateError."""
     given: dict[str, Any] = {name: value for name in CHANGED if (value := getattr(options, name)) is not None}
     if options.calibration is not None:
-        _known("calibration", [options.calibration], CALIBRATIONS)
+        _check_names("calibration", [options.calibration], CALIBRATIONS)
         given |= {"calibration": CALIBRATIONS[options.calibration], "others": ()}
     if options.fault:
         given["faults"] = tuple(options.fault)
     return Changes(tuple(given.items()), options.requests)
 
 
-def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
+def _check_names(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
     for name in names:
         if name not in known:
             raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
@@ -175,7 +175,7 @@ def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
             raise SimulateError(f"--{flags[0]} does not go with --{name.replace('_', '-')}")
 
 
-def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
+def _run_race(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
     """Return the rows of single runs: the earlier ones, except those that were run again, and the new ones. A long race
     is saved while it runs."""
     fresh: list[Row] = []
@@ -188,14 +188,14 @@ def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, e
             fresh.extend(rows)
             progress(len(fresh))
             if options.json and time.monotonic() - saved_s > SAVED_EVERY_S:
-                write_json(options.json, command, _merged(earlier, fresh))
+                write_json(options.json, command, _merge_rows(earlier, fresh))
                 saved_s = time.monotonic()
 
         rows = race(jobs, options.jobs, done, run_job) if jobs else []
-    return _merged(earlier, rows)
+    return _merge_rows(earlier, rows)
 
 
-def _merged(earlier: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
+def _merge_rows(earlier: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
     rows = {_run_of(row): row for row in [*earlier, *fresh]}
     return list(rows.values())
 
@@ -205,7 +205,7 @@ def _run_of(row: Row) -> tuple[str | None, str | None, int | None, str | None, s
     return row.workload, row.load_name, row.seed, row.policy, row.case
 
 
-def lacking(jobs: Iterable[RaceJob], earlier: Iterable[Row]) -> Iterator[RaceJob]:
+def list_missing_jobs(jobs: Iterable[RaceJob], earlier: Iterable[Row]) -> Iterator[RaceJob]:
     """Return the jobs without the entrants that have a row already, so that an interrupted race can continue. Rows do
     not record their flags or their code: the caller must make sure that these are the same."""
     there = {_run_of(row) for row in earlier}
@@ -258,7 +258,7 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> i
     speeds = [row.requests_per_wall_minute for row in rows if row.requests_per_wall_minute]
     if speeds:
         print(f"{median(speeds):,.0f} requests a minute of wall time on one core (median over runs)", file=sys.stderr)
-    return 1 if options.check and missed(judged) else 0
+    return 1 if options.check and list_missed(judged) else 0
 
 
 # llm-d's ladder
@@ -271,12 +271,12 @@ OF_LADDER = ("ladder", "policy", "seed", "calibration", "jobs", "json", "check")
 def _ladder(options: argparse.Namespace, command: str) -> int:
     """Run both variants, stage by stage. Raises SimulateError."""
     _goes_with(options, OF_LADDER)
-    _known("row of the ladder", options.policy, ladder.CONTENDERS)
+    _check_names("row of the ladder", options.policy, ladder.CONTENDERS)
     calibration = options.calibration or CALIBRATION
-    _known("calibration", [calibration], CALIBRATIONS)
+    _check_names("calibration", [calibration], CALIBRATIONS)
     stages = tuple(stage for stage in STAGES if stage in (options.ladder or STAGES))
     climbs = [
-        ladder.Climb(name, policy, seed, stages, calibration)
+        ladder.LadderRun(name, policy, seed, stages, calibration)
         for seed in options.seed or [ladder.SEED]
         for name in (ladder.PUBLISHED, ladder.HONEST)
         for policy in options.policy or ladder.CONTENDERS
@@ -302,7 +302,7 @@ OF_DEADLINES = ("deadlines", "policy", "load", "seed", "requests", "jobs", "json
 def _deadlines(options: argparse.Namespace, command: str) -> int:
     """Run classes of requests on one fleet. Raises SimulateError."""
     _goes_with(options, OF_DEADLINES)
-    _known("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
+    _check_names("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
     who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
     seeds = options.seed or [1]
     jobs = [
@@ -331,7 +331,7 @@ OF_PREDICTIONS = ("predictions", "scenario", "load", "seed", "requests", "check"
 def _predictions(options: argparse.Namespace) -> int:
     """Compare first tokens with the times that receipts predicted. Raises SimulateError."""
     _goes_with(options, OF_PREDICTIONS)
-    _known("scenario", options.scenario, SCENARIOS)
+    _check_names("scenario", options.scenario, SCENARIOS)
     jobs = [
         of_predictions.PredictionJob(name, load, seed, options.requests or of_predictions.REQUESTS)
         for seed in options.seed or [1]
@@ -374,7 +374,7 @@ def _zoo(options: argparse.Namespace, command: str) -> int:
 # Several routers
 
 
-def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+def _compare_routers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
     """Compare routers that share with one router, each scenario at its loads. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--several does not go with --trace, --race or --sweep")
@@ -386,7 +386,7 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
         for load in options.load or loads_of(name)
         if name not in OF_SEVERAL
     ]
-    rows = _kept(jobs, run_several, options, command, lambda fresh: _merged(earlier, fresh))
+    rows = _run_jobs(jobs, run_several, options, command, lambda fresh: _merge_rows(earlier, fresh))
     if not rows:
         raise SimulateError("there are no rows")
     if options.json:
@@ -402,7 +402,7 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     """Compare prices of a load. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep or options.scenario:
         raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
-    _known("price of a load", options.policy, tiers.PRICES)
+    _check_names("price of a load", options.policy, tiers.PRICES)
     sizes = [options.replicas] if options.replicas else tiers.SIZES
     prices, requests = tuple(options.policy or tiers.PRICES), options.requests or tiers.REQUESTS
     jobs = [
@@ -412,7 +412,7 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
         for load in options.load or tiers.SHARES
         for link in options.tiers or tiers.LINKS
     ]
-    rows = _kept(jobs, tiers.run_tiers, options, command, lambda fresh: [*earlier, *fresh])
+    rows = _run_jobs(jobs, tiers.run_tiers, options, command, lambda fresh: [*earlier, *fresh])
     if options.json:
         write_json(options.json, command, rows)
     tiers.print_tiers(report_console(WIDTH), rows)
@@ -426,17 +426,17 @@ def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     """Compare policies with and without P2P KV transfers. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--pulls does not go with --trace, --race or --sweep")
-    _known("row", options.policy, pulls.ROWS)
-    _known("workload with pulls", options.scenario, pulled.WORKLOADS)
+    _check_names("row", options.policy, pulls.ROWS)
+    _check_names("workload with pulls", options.scenario, p2p.WORKLOADS)
     entries, requests = tuple(options.policy or pulls.ROWS), options.requests or pulls.REQUESTS
     jobs = [
         pulls.PullJob(workload, link, load, seed, entries, options.replicas or pulls.SIZE, requests)
         for seed in options.seed or [1]
         for link in options.pulls or pulls.LINKS
-        for workload in options.scenario or pulled.WORKLOADS
+        for workload in options.scenario or p2p.WORKLOADS
         for load in options.load or pulls.SHARES
     ]
-    rows = _kept(jobs, pulls.run_pulls, options, command, lambda fresh: [*earlier, *fresh])
+    rows = _run_jobs(jobs, pulls.run_pulls, options, command, lambda fresh: [*earlier, *fresh])
     if options.json:
         write_json(options.json, command, rows)
     pulls.print_pulls(report_console(WIDTH), rows)
@@ -450,8 +450,8 @@ def _split(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     """Compare policies and sets of prefill replicas. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--split does not go with --trace, --race or --sweep")
-    _known("row", options.policy, split.ROWS)
-    _known("workload to be split", options.scenario, of_split.WORKLOADS)
+    _check_names("row", options.policy, split.ROWS)
+    _check_names("workload to be split", options.scenario, of_split.WORKLOADS)
     entries, requests = tuple(options.policy or split.ROWS), options.requests or split.REQUESTS
     jobs = [
         split.SplitJob(workload, link, load, seed, entries, options.replicas or split.SIZE, requests)
@@ -460,14 +460,14 @@ def _split(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
         for workload in options.scenario or of_split.WORKLOADS
         for load in options.load or split.SHARES
     ]
-    rows = _kept(jobs, split.run_split, options, command, lambda fresh: [*earlier, *fresh])
+    rows = _run_jobs(jobs, split.run_split, options, command, lambda fresh: [*earlier, *fresh])
     if options.json:
         write_json(options.json, command, rows)
     split.print_split(report_console(WIDTH), rows)
     return 0
 
 
-def _kept(
+def _run_jobs(
     jobs: Sequence[AnyJob],
     run: Callable[[AnyJob], list[Row]],
     options: argparse.Namespace,

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 from loadtest.common import flags
 from loadtest.common.answer_limits import FLAG, HELP, LimitsAction
-from loadtest.engine.zoo.members import MEMBERS
+from loadtest.fake_engine.zoo.members import MEMBERS
+from loadtest.simulate.engine.cluster_spec import REPLICAS_MAX, Fault
 from loadtest.simulate.results import pulls
 from loadtest.simulate.results.baseline import SHIPPED
-from loadtest.simulate.results.several import VARIANTS
+from loadtest.simulate.results.multi_router import VARIANTS
 from loadtest.simulate.results.tiers import LINKS
 from loadtest.simulate.scenarios.generated import STAGES
-from loadtest.simulate.scenarios.table import CLAIM_SEEDS, GROUPS, LOADS, TUNE_SEEDS
-from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
+from loadtest.simulate.scenarios.registry import CLAIM_SEEDS, GROUPS, LOADS, TUNE_SEEDS
 
 FAULTS = ("restart", "slow", "join")
 GRADES = ("exact", "estimated", "none")
@@ -63,12 +63,12 @@ def parser() -> argparse.ArgumentParser:
     share = f"{', '.join(LOADS)}, or a share of what is sustained"
     add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
-    add("--requests", type=flags.whole(1), metavar="N", help="only N of a workload, after its warm-up")
-    replicas = flags.whole(1, REPLICAS_MAX)
+    add("--requests", type=flags.make_int_parser(1), metavar="N", help="only N of a workload, after its warm-up")
+    replicas = flags.make_int_parser(1, REPLICAS_MAX)
     add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
     add("--calibration", metavar="NAME", help="of all replicas")
-    add("--kv-tokens", type=flags.whole(1), metavar="N", help="what a replica's KV cache holds")
-    add("--routers", type=flags.whole(1), metavar="N", help="independent routers in front, asked by turns")
+    add("--kv-tokens", type=flags.make_int_parser(1), metavar="N", help="what a replica's KV cache holds")
+    add("--routers", type=flags.make_int_parser(1), metavar="N", help="independent routers in front, asked by turns")
     add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help="they tell each other, S late")
     add("--share-loss", type=flags.number(1), metavar="P", help="chance that a message between them is lost")
     cut = "from AT on the first router is cut off from the others for LASTS"
@@ -83,7 +83,13 @@ def parser() -> argparse.ArgumentParser:
     add("--probe-interval-s", type=flags.positive(), metavar="S")
     fault_help = "restart, slow or join, such as slow@30:2:60:4 (at 30 s, replica 2, for 60 s, 4 times as slow)"
     add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
-    add("--jobs", type=flags.whole(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
+    add(
+        "--jobs",
+        type=flags.make_int_parser(1),
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes; default: all cores",
+    )
     add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="take in rows of earlier runs' JSON")
     add("--no-run", action="store_true", help="run nothing: only report --rows")
     add("--missing", action="store_true", help="run only what --rows do not have")
@@ -147,6 +153,6 @@ def _fault(text: str) -> Fault:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not KIND@SECONDS:REPLICA[:LASTS[:FACTOR]] with {', '.join(FAULTS)} for KIND"
         )
-    at_s, replica = flags.number()(fields[0]), flags.whole(0, REPLICAS_MAX - 1)(fields[1])
+    at_s, replica = flags.number()(fields[0]), flags.make_int_parser(0, REPLICAS_MAX - 1)(fields[1])
     more = dict(zip(("lasts_s", "factor"), map(flags.positive(), fields[2:]), strict=False))
     return Fault(kind, at_s, replica, **more)

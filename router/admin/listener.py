@@ -11,12 +11,20 @@ from contextlib import suppress
 from functools import partial
 
 from router.admin import dashboard, openapi, runbook
-from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, AdminTable, admin_refusal, got, refused
-from router.admin.guard import AdminGuard
-from router.admin.parameters import BadParameter, check_names, refusal_of
-from router.http.accepting import cannot_listen, url_of
-from router.http.client_connection import ClientLeft
-from router.http.deadlines import ClientLimits
+from router.admin.access_control import AdminAuth
+from router.admin.page_table import (
+    AdminRequest,
+    AdminResponse,
+    AdminRoute,
+    RouteTable,
+    admin_refusal,
+    get_route,
+    make_error_response,
+)
+from router.admin.query_params import BadParameter, check_names, refusal_of
+from router.http.acceptor import cannot_listen, url_of
+from router.http.client_connection import ClientDisconnected
+from router.http.client_timeouts import ClientLimits
 from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
 from router.telemetry.build import build
@@ -41,15 +49,15 @@ class AdminListener:
         """`token()`: the current token, "" for none. `host`: the configured address. `limits`: must allow the longest
         body of any page."""
         pages = [*routes, *dashboard.routes(), *runbook.routes(), *openapi.routes()]
-        self.table = AdminTable([*pages, got("/", partial(_root, _list_of(pages)))])
-        self._guard = AdminGuard(token, host)
+        self.table = RouteTable([*pages, get_route("/", partial(_root, _list_of(pages)))])
+        self._guard = AdminAuth(token, host)
         self._host = host
         self.server = Server(self.handle, self.refuse, limits, admit=self.admit)
 
     async def listen(self, port: int, sock: socket.socket | None = None) -> str:
         """Serve on a bound socket, or on this port. Returns the URL. Raises OSError."""
         try:
-            bound = await (self.server.take(sock) if sock is not None else self.server.listen(self._host, port))
+            bound = await (self.server.adopt_socket(sock) if sock is not None else self.server.listen(self._host, port))
         except OSError as error:
             raise cannot_listen(error, self._host, port, admin=True) from error
         return url_of(*bound)
@@ -80,12 +88,12 @@ class AdminListener:
             answer = await self._answer(request)
         except Refusal as refusal:
             answer = _answer_of(refusal)
-        except ClientLeft:
+        except ClientDisconnected:
             raise
         except Exception:
             fields = {"method": request.method, "path": request.path[:200]}
             log.exception("bug: an admin page failed", extra={"event": "bug", "fields": fields})
-            answer = refused(500, "internal_error", "This page failed; the log has the reason.")
+            answer = make_error_response(500, "internal_error", "This page failed; the log has the reason.")
         _send(request, answer)
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
@@ -101,14 +109,14 @@ class AdminListener:
                 refusal = _too_long(route)
         _send(request, _answer_of(refusal))
 
-    async def _answer(self, request: Request) -> AdminAnswer:
+    async def _answer(self, request: Request) -> AdminResponse:
         self._guard.check(request)
         route = self.table.find(request)
         if route is None:
-            return self.table.missing(request)
+            return self.table.make_not_found_response(request)
         if request.body_bytes > route.body_bytes_max and route.method != "GET":
             raise _too_long(route)
-        call = AdminCall(request, self.table.paths)
+        call = AdminRequest(request, self.table.paths)
         check_names(call, route)
         try:
             return await route.page(call)
@@ -122,14 +130,16 @@ def _too_long(route: AdminRoute) -> Refusal:
     return admin_refusal(413, "too_long", f"The body must not be longer than {said}.")
 
 
-def _answer_of(refusal: Refusal) -> AdminAnswer:
-    answer = refused(refusal.status, refusal.code, str(refusal))
+def _answer_of(refusal: Refusal) -> AdminResponse:
+    answer = make_error_response(refusal.status, refusal.code, str(refusal))
     if refusal.status != 401:
         return answer
-    return AdminAnswer(answer.status, answer.body, answer.content_type, {"WWW-Authenticate": "Bearer"})  # RFC 9110 11.6
+    return AdminResponse(
+        answer.status, answer.body, answer.content_type, {"WWW-Authenticate": "Bearer"}
+    )  # RFC 9110 11.6
 
 
-def _send(request: Request, answer: AdminAnswer) -> None:
+def _send(request: Request, answer: AdminResponse) -> None:
     headers = {**HEADERS, **answer.headers}
     if answer.content_type:
         headers["Content-Type"] = answer.content_type
@@ -146,5 +156,5 @@ def _list_of(pages: Iterable[AdminRoute]) -> str:
     return f"warmroute {build()}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
 
 
-async def _root(text: str, _: AdminCall) -> AdminAnswer:
-    return AdminAnswer(200, text.encode(), TEXT)
+async def _root(text: str, _: AdminRequest) -> AdminResponse:
+    return AdminResponse(200, text.encode(), TEXT)

@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from router import __version__
-from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
-from router.admin.rows import fields_of
-from router.core.facts.legs import Role
-from router.core.facts.misses import STAGES, Template
-from router.core.fleet.member import Member
-from router.core.learned.token_ratio import BYTES_PER_TOKEN
-from router.core.observatory.ledger.advice import NOTHING
-from router.core.observatory.ledger.branches import Views
-from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
-from router.core.observatory.ledger.timeline import STEP_S
+from router.admin.decision_rows import fields_of
+from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
+from router.config.schema import ObservatorySettings
+from router.core.estimators.token_ratio import BYTES_PER_TOKEN
+from router.core.fleet.member import ReplicaState
+from router.core.insights.ledger.advice import NOTHING
+from router.core.insights.ledger.template_tree import Views
+from router.core.insights.ledger.timeline import STEP_S
+from router.core.insights.ledger.totals import WINDOW_S, Ledger
 from router.core.placement.router import Router
-from router.settings.schema import ObservatorySettings
+from router.core.types.disagg_types import Role
+from router.core.types.misses import FUNNEL_STAGES, Template
 from router.telemetry.build import build
 
 ADVICE_MAX = 50  # rows of the advice page
@@ -42,7 +42,7 @@ ASK_S = 2.0  # interval at which data planes are polled for templates
 Rows = list[dict[str, Any]]
 
 
-class Observatory:
+class InsightsService:
     """Observatory of one router. `observe` is on the path of every request."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Observatory:
         )
         self.observe = self.ledger.observe  # bound directly: one call less per request
 
-    def know(self, templates: Iterable[Template], source: str = "") -> None:
+    def register_templates(self, templates: Iterable[Template], source: str = "") -> None:
         """Add templates that a data plane has seen. Their labels are text of prompts, and dropped without
         `excerpts`."""
         if not self._excerpts:
@@ -102,14 +102,14 @@ class Observatory:
         while True:
             await asyncio.sleep(ASK_S)
             for source, changed in templates().items():
-                self.know(changed, source)
+                self.register_templates(changed, source)
 
     def hottest(self, count: int) -> list[Template]:
         """Return the most used templates that have a request which can be sent."""
         self._settle()
         return self.ledger.branches.hottest(count)
 
-    def settled(self) -> Ledger:
+    def flush(self) -> Ledger:
         """Return the ledger, with all sums up to now."""
         self._settle()
         return self.ledger
@@ -119,12 +119,12 @@ class Observatory:
     def routes(self) -> list[AdminRoute]:
         """Return the routes for the admin listener."""
         return [
-            got("/admin/observatory", self.overview),
-            got("/admin/templates", self.templates),
-            got("/admin/advice", self.advice),
+            get_route("/admin/observatory", self.overview),
+            get_route("/admin/templates", self.templates),
+            get_route("/admin/advice", self.advice),
         ]
 
-    async def overview(self, call: AdminCall) -> AdminAnswer:
+    async def overview(self, call: AdminRequest) -> AdminResponse:
         """Answer with all data of the dashboard, except series over time and searches, which have separate pages.
         `pages` lists the pages that this listener has."""
         now_s = self._settle()
@@ -139,17 +139,17 @@ class Observatory:
             "excerpts": self._excerpts,
             "totals": {**ledger.totals_row(), **self._counted_row()},
             "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
-            "stages": STAGES,
+            "stages": FUNNEL_STAGES,
         }
         await asyncio.sleep(0)
         page["replicas"] = await _in_slices(self._router.members, self._replica)
         page["split"] = self._split()
         await asyncio.sleep(0)
         views = self._views()
-        drawn, others = views.drawn()
+        drawn, others = views.group_for_map()
         await asyncio.sleep(0)
         page["map"] = await _in_slices(drawn, views.branch)
-        page["map"] += await _in_slices(others, lambda group: views.others(*group), 1)
+        page["map"] += await _in_slices(others, lambda group: views.build_others_row(*group), 1)
         page["advice"] = self._advice(TOP_ADVICE_MAX)
         page["no_advice"] = f"{NOTHING} was lost to anything that can be changed."
         await asyncio.sleep(0)
@@ -163,17 +163,17 @@ class Observatory:
         tokens, hits = self._counted()
         return {"counted_tokens": round(tokens), "counted_hit_tokens": round(hits)}
 
-    async def templates(self, _: AdminCall) -> AdminAnswer:
+    async def templates(self, _: AdminRequest) -> AdminResponse:
         """Answer with templates, most used first, and the differences found in each."""
         self._settle()
         views = self._views()
-        differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
+        differences = self.ledger.losses.make_row_lookup(self.ledger.fading.weight, DIFFERENCES_MAX)
         await asyncio.sleep(0)
         return json_answer(
             {"templates": await _in_slices(views.most, lambda id_: views.template(id_, differences(id_)))}
         )
 
-    async def advice(self, _: AdminCall) -> AdminAnswer:
+    async def advice(self, _: AdminRequest) -> AdminResponse:
         """Answer with advice against misses, the most costly first."""
         self._settle()
         return json_answer({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
@@ -211,7 +211,7 @@ class Observatory:
         router, now_s = self._router, self._clock()
         counts, rows = router.pair_counts(now_s), Rows()
         for member in router.members:
-            if (found := router.hand_of(member.id)) is not None:
+            if (found := router.kv_connector_of(member.id)) is not None:
                 handshake, _, answers = found
                 row = {"id": member.id, "role": member.replica.role, "handshake": handshake, "answers": answers}
                 rows.append({**row, "pairs": counts.get(member.id) or {"warm": 0, "new": 0, "resting": 0}})
@@ -222,7 +222,7 @@ class Observatory:
         shown = [{**fields_of(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
         return {"replicas": rows, "pairs": shown, "pairs_in_all": in_all}
 
-    def _replica(self, member: Member) -> dict[str, Any]:
+    def _replica(self, member: ReplicaState) -> dict[str, Any]:
         now_s, load = self._clock(), member.load
         index = self._router.index
         there = self._router.member(member.id) is not None  # false if the replica left between two slices

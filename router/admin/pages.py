@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from router.admin.calls import TEXT, AdminAnswer, AdminCall, AdminRoute, got, json_answer
-from router.admin.history.history import RouterHistory
-from router.admin.history.pages import HistoryPages
-from router.core.dialects.legs import ENGINE_MARK
+from router.admin.history.history_pages import HistoryPages
+from router.admin.history.request_history import RouterHistory
+from router.admin.page_table import TEXT, AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
+from router.core.dialects.disagg_body import ENGINE_ID_SEPARATOR
 from router.core.fleet.breaker import State
-from router.core.fleet.member import Member
+from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
-from router.placer import MODELS, REQUESTS, Page, RequestOwner, json_page, no_model_page
+from router.placement_api import MODELS, REQUESTS, HttpPage, RequestPrincipal, json_page, no_model_page
 from router.telemetry.metrics import Metrics
 
 
@@ -70,13 +70,13 @@ class Pages:
     def routes(self) -> list[AdminRoute]:
         """Return the routes for the admin listener."""
         return [
-            *(got(path, partial(self._shown, path)) for path in ("/healthz", "/readyz", "/metrics")),
-            got("/admin/replicas", self.replicas),
-            got("/admin/index", self.index),
+            *(get_route(path, partial(self._serve_page, path)) for path in ("/healthz", "/readyz", "/metrics")),
+            get_route("/admin/replicas", self.replicas),
+            get_route("/admin/index", self.index),
             *self._past.routes(),
         ]
 
-    async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
+    async def page(self, path: str, owner: RequestPrincipal | None = None, accept: str = "") -> HttpPage | None:
         """Return a page that clients may see, by path; None if the path has no page.
 
         - `/healthz`: the process is alive.
@@ -86,21 +86,21 @@ class Pages:
         - Below REQUESTS: the record of a request of the owner's.
         """
         if path == "/healthz":
-            return Page(200, TEXT, b"ok\n")
+            return HttpPage(200, TEXT, b"ok\n")
         if path == "/readyz":
             ready = self._ready()
-            return Page(200 if ready else 503, TEXT, b"ready\n" if ready else b"not ready\n")
+            return HttpPage(200 if ready else 503, TEXT, b"ready\n" if ready else b"not ready\n")
         if path == "/metrics":
-            return Page(200, *await self._metrics.page_for(accept))
+            return HttpPage(200, *await self._metrics.page_for(accept))
         if path == MODELS:
             return json_page({"object": "list", "data": list(self._models().values())})
         if path.startswith(MODELS + "/"):
             return await self._model(path.removeprefix(MODELS + "/"))
         if path.startswith(REQUESTS) and owner is not None:
-            return await self._past.own(path, owner)
+            return await self._past.own_request(path, owner)
         return None
 
-    async def _model(self, name: str) -> Page:
+    async def _model(self, name: str) -> HttpPage:
         """Return the row of one model. If no replica is known to serve the name, the replicas' models are read again
         first."""
         if name and self._look is not None and name not in self._router.model_names():
@@ -108,12 +108,12 @@ class Pages:
         row = self._models().get(name)
         return no_model_page(name) if row is None else json_page(row)
 
-    async def _shown(self, path: str, call: AdminCall) -> AdminAnswer:
+    async def _serve_page(self, path: str, call: AdminRequest) -> AdminResponse:
         page = await self.page(path, accept=call.header("Accept"))
         assert page is not None, path  # noqa: S101 - these are paths of `page`
-        return AdminAnswer(page.status, page.body, page.content_type)
+        return AdminResponse(page.status, page.body, page.content_type)
 
-    async def replicas(self, _: AdminCall) -> AdminAnswer:
+    async def replicas(self, _: AdminRequest) -> AdminResponse:
         """Answer with every replica with health, load, grade and learned speeds, with the freshness of the list by
         source, and with the state of the link to other routers."""
         now_s = self._clock()
@@ -121,7 +121,7 @@ class Pages:
         rows = [self._replica(m, now_s) | {"split": self._split(m.id, pairs)} for m in self._router.members]
         return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
 
-    async def index(self, _: AdminCall) -> AdminAnswer:
+    async def index(self, _: AdminRequest) -> AdminResponse:
         """Answer with the size of the prefix index, and the part of it that was restored from before the start."""
         index = self._router.index
         members = self._router.members
@@ -157,7 +157,7 @@ class Pages:
                 rows[model.name] = row
         return rows
 
-    def _replica(self, member: Member, now_s: float) -> dict[str, Any]:
+    def _replica(self, member: ReplicaState, now_s: float) -> dict[str, Any]:
         model = member.prefill_model
         return {
             "id": member.id,
@@ -177,7 +177,7 @@ class Pages:
             "models": sorted(member.models),
             "in_flight": len(member.leases),
             "window": self._window(member.id),
-            "unseen_answers": member.unseen_answers,
+            "unseen_answers": member.unobserved_responses,
             "pending_prefill_ms": round(member.pending_ms(now_s), 1),
             "load": member.load,
             "metrics_of_several": member.page_source.several,
@@ -194,12 +194,12 @@ class Pages:
     def _split(self, replica: str, counts: dict[str, dict[str, int]]) -> dict[str, Any] | None:
         """Return the replica's KV connector for disaggregated prefill and its numbers of pairs, for prefill or for
         decode; None without a KV connector."""
-        if (found := self._router.hand_of(replica)) is None:
+        if (found := self._router.kv_connector_of(replica)) is None:
             return None
         handshake, address, answers = found
         return {
             "handshake": handshake,
-            "address": address.partition(ENGINE_MARK)[0],
+            "address": address.partition(ENGINE_ID_SEPARATOR)[0],
             "answers": answers,
             "pairs": counts.get(replica) or {"warm": 0, "new": 0, "resting": 0},
         }
@@ -225,7 +225,7 @@ class Pages:
         }
 
 
-def _breaker(member: Member, now_s: float) -> dict[str, Any]:
+def _breaker(member: ReplicaState, now_s: float) -> dict[str, Any]:
     """Return the state of the replica's breaker, the reason, and the time for which it gets no requests."""
     state = member.state(now_s)
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)

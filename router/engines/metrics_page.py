@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from router.config.schema import ProbeSettings
 from router.core.fleet.engine_metrics import engines
 from router.core.fleet.metrics_lines import SLICE_BYTES, MetricsLines, PageTooLong
-from router.engines import fetch
-from router.settings.schema import ProbeSettings
+from router.engines import http_client
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class MetricsPages:
         self._timeout_s = settings.timeout_s
         self._page_bytes_max = settings.page_bytes_max
         self._servers: dict[str, _Server] = {}
-        self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
+        self._session = http_client.session(settings.api_key, settings.timeout_s, tls)
 
     async def close(self) -> None:
         """Stop reading, and close all connections."""
@@ -64,7 +64,7 @@ class MetricsPages:
         await asyncio.gather(*reading, return_exceptions=True)
         await self._session.close()
 
-    def left(self, url: str) -> None:
+    def forget(self, url: str) -> None:
         """Forget a server that left. A running request stays its only one."""
         server = self._servers.get(url)
         if server is not None and server.reading is None:
@@ -135,7 +135,7 @@ class MetricsPages:
             if response.status != 200:
                 return ("" if response.status == 404 else None), 0
             lines, size = MetricsLines(), 0
-            async for piece in fetch.pieces(response, SLICE_BYTES):
+            async for piece in http_client.pieces(response, SLICE_BYTES):
                 size += len(piece)
                 if size > self._page_bytes_max:
                     raise PageTooLong

@@ -28,15 +28,15 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.core.facts.replicas import CapacitySource, Load, Replica, ServedModel, Sleep
+from router.config.fd_limits import is_emfile, shortage
+from router.config.schema import ProbeSettings
 from router.core.fleet.engine_metrics import parse_load
 from router.core.fleet.metrics_lines import pages_of_ranks
 from router.core.placement.router import Router
-from router.engines import fetch
+from router.core.types.replicas import CapacitySource, Load, Replica, ServedModel, Sleep
+from router.engines import http_client
 from router.engines.metrics_page import MetricsPages
-from router.loop import guarded
-from router.settings.descriptors import none_left, shortage
-from router.settings.schema import ProbeSettings
+from router.eventloop import log_exceptions
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ ROW_BYTES_MAX = 4 << 10  # maximum bytes of a model's row that are kept
 ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX = 1 << 20, 64 << 20
 LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # minimum time between two lookups of all replicas' models; maximum wait for one
 LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a lookup; replicas that are read in parallel
-SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
+FAST_PROBE_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
 PARSE_BYTES_MAX = 16 << 10  # longer metrics are parsed outside of the event loop
 PARSE_MODELS_BYTES_MAX = 64 << 10  # maximum page of models that is parsed on the event loop
 
@@ -112,7 +112,7 @@ class Prober:
         self._models_max = settings.models_max
         self._row_bytes: Counter[str] = Counter()  # bytes of kept rows, by server
         self._kv_tokens_max = kv_tokens_max
-        self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
+        self._session = http_client.session(settings.api_key, settings.timeout_s, tls)
         self._pages = pages
         self._without_sleep: set[str] = set()  # servers without a page /is_sleeping
         self._soon: dict[str, int] = {}  # remaining rounds at four times the pace, by replica
@@ -142,7 +142,7 @@ class Prober:
                     "bug: probe failed inside the router", extra={"event": "bug", "fields": {"replica": replica}}
                 )
                 for rank in self._ranks(replica):
-                    self._heard(rank, ok=False, proof=False, why="the router cannot read its pages")
+                    self._report_health(rank, ok=False, proof=False, why="the router cannot read its pages")
             rounds += 1
             self._soon[replica] = soon = max(0, self._soon.get(replica, 0) - 1)
             interval_s = self._interval_s / 4 if soon else self._interval_s
@@ -151,13 +151,13 @@ class Prober:
                     await wake.wait()
             wake.clear()
 
-    def hurry(self, replica: str) -> None:
+    def probe_soon(self, replica: str) -> None:
         """Probe the replica at four times the pace: it began to refuse connections, and may be back soon."""
-        self._soon[replica] = SOON_ROUNDS
+        self._soon[replica] = FAST_PROBE_ROUNDS
         if replica in self._wakes:
             self._wakes[replica].set()
 
-    def left(self, replica: str) -> None:
+    def forget(self, replica: str) -> None:
         """Forget a replica that left."""
         self._soon.pop(replica, None)
         self._wakes.pop(replica, None)
@@ -181,7 +181,7 @@ class Prober:
         if self._lookers >= LOOKERS_MAX:
             return
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(guarded(self._look()))
+            self._looking = asyncio.create_task(log_exceptions(self._look()))
         self._lookers += 1
         try:
             await asyncio.wait([self._looking], timeout=LOOK_WAIT_S)
@@ -206,7 +206,7 @@ class Prober:
     def _first(self, replica: str) -> str:
         """Return the replica with the loop that probes this one: the first rank of its server."""
         there = Replica(replica)
-        return replica if there.rank is None else there.of_rank(0).id
+        return replica if there.rank is None else there.select_rank(0).id
 
     async def probe(self, replica: str, *, models: bool) -> None:
         """Run one round for all ranks of the server if this is its first rank, otherwise for none."""
@@ -222,7 +222,7 @@ class Prober:
             for rank in self._ranks(replica):
                 self._stale.add(replica)  # another engine may return at this address
                 silent = not failure.refused and not failure.status
-                self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
+                self._report_health(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
         page = await self._pages.read(server)
         if served is not None:
@@ -241,13 +241,13 @@ class Prober:
         """Report the health of a member that answers to the router."""
         member = self._router.member(rank)
         if sleep in (Sleep.ASLEEP, Sleep.PAUSED):
-            self._heard(rank, ok=False, proof=False, why=sleep.value, sure=True)
+            self._report_health(rank, ok=False, proof=False, why=sleep.value, sure=True)
         elif member is None or not member.models:
-            self._heard(rank, ok=False, proof=False, why="serves no model")
+            self._report_health(rank, ok=False, proof=False, why="serves no model")
         else:
             left_out = self.left_out.get(rank)
             why = f"healthy; {left_out} of its models are left out (probe.models_max)" if left_out else "healthy"
-            self._heard(rank, ok=True, proof=False, why=why)
+            self._report_health(rank, ok=True, proof=False, why=why)
 
     def _ranks(self, replica: str) -> list[str]:
         """Return the ids of all members behind the replica's URL: the server itself, or its ranks, which join and leave
@@ -255,14 +255,14 @@ class Prober:
         member, server = self._router.member, Replica(replica)
         if server.rank is None:
             return [replica] if member(replica) is not None else []
-        ids = (server.of_rank(rank).id for rank in count())
+        ids = (server.select_rank(rank).id for rank in count())
         return list(takewhile(lambda id_: member(id_) is not None, ids))
 
     def _unknown(self, replica: str) -> bool:
         ranks = map(self._router.member, self._ranks(replica))
         return not all(member is not None and member.models for member in ranks)
 
-    def _heard(
+    def _report_health(
         self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False, sure: bool = False
     ) -> None:
         """Report one observation to the Router. `proof`: the engine's process is gone. `sure`: one failure is
@@ -281,7 +281,7 @@ class Prober:
             self._without_sleep.discard(Replica(replica).url)
             if flipped:
                 self._router.forget(replica)
-                self._soon[replica] = SOON_ROUNDS
+                self._soon[replica] = FAST_PROBE_ROUNDS
             self._on_lost(replica)
 
     def _serves(self, replica: str, page: _Page) -> None:
@@ -352,16 +352,16 @@ class Prober:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise ProbeFailed(f"{URL(url).path}: status {response.status}", status=response.status)
-                page = await fetch.read(response, self._page_bytes_max)
+                page = await http_client.read_body(response, self._page_bytes_max)
         except TimeoutError as error:
             raise ProbeFailed("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            if none_left(error):
-                shortage.met("a probe of a replica")
+            if is_emfile(error):
+                shortage.report_shortage("a probe of a replica")
                 raise ProbeFailed("no file descriptor is left", unasked=True) from error
             cause = getattr(error, "os_error", None)
             refused = getattr(cause, "errno", None) == errno.ECONNREFUSED
-            raise ProbeFailed(fetch.words(error), refused=refused) from error
+            raise ProbeFailed(http_client.describe_error(error), refused=refused) from error
         if len(page) > self._page_bytes_max:
             raise ProbeFailed("page too long")
         return page
@@ -375,11 +375,11 @@ def _page_of(page: bytes, models_max: int, rows_bytes_max: int) -> _Page:
         kept_bytes += len(row)
         keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= rows_bytes_max
         keeps = keeps and _read(dict, row) is not None  # fields of a row that are not needed have not been parsed yet
-        models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
+        models.append(_to_served_model(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
     return _Page(models, max(0, len(rows) - models_max))
 
 
-def _served(model: _Model, row: bytes = b"") -> ServedModel:
+def _to_served_model(model: _Model, row: bytes = b"") -> ServedModel:
     """Convert a model for the Router. Only its id must be readable."""
     return ServedModel(
         row=row,

@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from router.core.facts.replicas import Replica
-from router.engines import fetch
+from router.config.schema import ProbeSettings
+from router.core.types.replicas import Replica
+from router.engines import http_client
 from router.engines.metrics_page import MetricsPages
-from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -48,18 +48,18 @@ class _Version(msgspec.Struct):
     version: msgspec.Raw = msgspec.Raw()
 
 
-class _SourceSaid(msgspec.Struct):
+class _EventSourceInfo(msgspec.Struct):
     publisher: str | msgspec.UnsetType | None = msgspec.UNSET
     endpoint: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_decode_said = msgspec.json.Decoder(dict[int, _SourceSaid]).decode
+_decode_said = msgspec.json.Decoder(dict[int, _EventSourceInfo]).decode
 _decode_info = msgspec.json.Decoder(_ServerInfo).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
-def _decode_sources(page: bytes) -> dict[int, _SourceSaid] | None:
+def _decode_sources(page: bytes) -> dict[int, _EventSourceInfo] | None:
     """Return the event sources by rank; None if the values are not sources, for example on a server that answers every
     path. Raises msgspec.DecodeError if the page is unreadable, or if its names are not rank numbers."""
     said = _decode_said(page)
@@ -77,14 +77,14 @@ def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[
         rank
         for replica in replicas
         for rank in (
-            map(replica.of_rank, range(counts[replica.url]))
+            map(replica.select_rank, range(counts[replica.url]))
             if replica.rank is None and counts.get(replica.url, 1) > 1
             else (replica,)
         )
     )
 
 
-class Ranks:
+class RankExpander:
     """Queries servers for their ranks, and again: soon after a missing answer, otherwise every `models_interval_s`."""
 
     def __init__(self, settings: ProbeSettings, pages: MetricsPages, tls: ssl.SSLContext | None = None) -> None:
@@ -99,7 +99,7 @@ class Ranks:
         self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
         self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was queried
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-        self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
+        self._session = http_client.session(settings.api_key, settings.timeout_s, tls)
 
     async def close(self) -> None:
         """Stop all queries, and close all connections."""
@@ -131,7 +131,7 @@ class Ranks:
             self._versions[base_url] = version or await self._ask_version(base_url)
         return count
 
-    def doubt(self, replica: str) -> None:
+    def invalidate(self, replica: str) -> None:
         """Query the server behind this id again soon: it was lost, and may return with another number of ranks."""
         self._asked_s.pop(Replica(replica).url, None)
 
@@ -150,7 +150,7 @@ class Ranks:
                 if replicas is None:
                     continue
                 self._refresh(replicas)
-                joining = self._joining()
+                joining = self._list_joining()
                 if joining and given is None:
                     continue
                 expanded = expand((each for each in replicas if each.url not in joining), self._counts)
@@ -167,7 +167,7 @@ class Ranks:
     async def _wait(self, following: asyncio.Future[Any] | None, *, first: bool) -> None:
         """Wait until there is another set, or joining servers have answered or had their time, or the next round is
         due."""
-        now_s, joining = asyncio.get_running_loop().time(), self._joining()
+        now_s, joining = asyncio.get_running_loop().time(), self._list_joining()
         until_s = min((self._settled_s[server] for server in joining), default=now_s + self._interval_s)
         asked = [self._asking[server] for server in joining]
         answered = asyncio.ensure_future(asyncio.wait(asked)) if asked else None
@@ -182,7 +182,7 @@ class Ranks:
             if answered is not None:
                 answered.cancel()
 
-    def _joining(self) -> set[str]:
+    def _list_joining(self) -> set[str]:
         """Return new servers that were queried and can still answer in time."""
         now_s = asyncio.get_running_loop().time()
         return {server for server in self._asking if self._settled_s.get(server, now_s) > now_s}
@@ -205,7 +205,7 @@ class Ranks:
 
     def _forget(self, server: str) -> None:
         self._forget_answer(server)
-        self._pages.left(server)
+        self._pages.forget(server)
         for known in (self._counts, self._instances):
             known.pop(server, None)
 
@@ -255,7 +255,7 @@ class Ranks:
                     raise _Silent
                 if response.status != 200:
                     return None
-                page = await fetch.read(response, self._page_bytes_max)
+                page = await http_client.read_body(response, self._page_bytes_max)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _Silent from error
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from router.http.request import BodyShare, Refusal
+from router.http.request import BodyReservation, Refusal
 
 SHARE = 4  # limit of a holder, as a multiple of the free bytes; a smaller one leaves more unused for newcomers
 
@@ -32,7 +32,7 @@ class BodyBudget:
         self.bytes_max = bytes_max  # may be replaced at any time
         self.held_bytes = 0
         self._of_holder: dict[str, int] = {}
-        self._waiting: dict[BodyShare, Callable[[], None]] = {}  # first come, first served
+        self._waiting: dict[BodyReservation, Callable[[], None]] = {}  # first come, first served
         self._waking = False
 
     @property
@@ -40,40 +40,40 @@ class BodyBudget:
         """True if more bytes are held than the limit allows."""
         return self.held_bytes > self.bytes_max
 
-    def take(self, share: BodyShare, body_bytes: int) -> bool:
+    def take(self, share: BodyReservation, body_bytes: int) -> bool:
         """Reserve `body_bytes` in total for a body, in the name of its holder. Return False, and change nothing, if
         they do not fit."""
         more_bytes, free_bytes = body_bytes - share.held_bytes, self.bytes_max - self.held_bytes
         if more_bytes > 0 and (
-            more_bytes > free_bytes or self._of_holder.get(share.holder, 0) + more_bytes > SHARE * free_bytes
+            more_bytes > free_bytes or self._of_holder.get(share.budget_owner, 0) + more_bytes > SHARE * free_bytes
         ):
             return False
         self._hold(share, more_bytes)
         return True
 
-    def owe(self, share: BodyShare, body_bytes: int) -> None:
+    def overdraw(self, share: BodyReservation, body_bytes: int) -> None:
         """Reserve at least `body_bytes` for a body regardless of the limit, because these bytes have already been
         read."""
         if body_bytes > share.held_bytes:
             self._hold(share, body_bytes - share.held_bytes)
 
-    def give_back(self, share: BodyShare) -> None:
+    def give_back(self, share: BodyReservation) -> None:
         """Release all bytes of a body, and remove it from the waiting bodies."""
         if self._waiting:
             self._waiting.pop(share, None)
         if share.held_bytes:
             self._hold(share, -share.held_bytes)
 
-    def wait(self, share: BodyShare, ask_again: Callable[[], None]) -> None:
+    def wait(self, share: BodyReservation, ask_again: Callable[[], None]) -> None:
         """Call `ask_again` whenever more of a body may fit, until `go` or `give_back`."""
         self._waiting[share] = ask_again
 
-    def go(self, share: BodyShare) -> None:
+    def on_budget_freed(self, share: BodyReservation) -> None:
         """Remove the body from the waiting bodies."""
         self._waiting.pop(share, None)
 
-    def _hold(self, share: BodyShare, more_bytes: int) -> None:
-        of_holder, holder = self._of_holder, share.holder
+    def _hold(self, share: BodyReservation, more_bytes: int) -> None:
+        of_holder, holder = self._of_holder, share.budget_owner
         share.held_bytes += more_bytes
         self.held_bytes += more_bytes
         left_bytes = of_holder.get(holder, 0) + more_bytes

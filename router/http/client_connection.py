@@ -1,7 +1,7 @@
 """One client's connection: its requests in order, their answers, and backpressure from the client.
 
 A request's handler is a task. It ends with its answer, and is cancelled when the client leaves. Pipelined requests wait
-for their turn. While many are waiting, the connection is not read (intake.py).
+for their turn. While many are waiting, the connection is not read (read_flow.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from router.http import deadlines
+from router.http import client_timeouts
 from router.http.body_budget import BodyBudget, no_room
+from router.http.client_timeouts import ClientLimits, ClientTimer, count_acked_bytes
 from router.http.cors import Cors
-from router.http.deadlines import ClientLimits, Patience, acknowledged
-from router.http.intake import Admit, Intake
 from router.http.outbox import Outbox
-from router.http.pace import Pace
+from router.http.read_fairness import ReadFairness
+from router.http.read_flow import Admit, ReadFlow
 from router.http.receiver import BETWEEN
 from router.http.request import BodySender, Refusal, Request
 
@@ -43,11 +43,11 @@ Handler = Callable[[Request], Awaitable[None]]
 Refuse = Callable[[Request, Refusal], None]
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client is gone, and no answer can be delivered."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The part of the server that a connection uses."""
 
     handler: Handler
@@ -57,15 +57,15 @@ class Owner(Protocol):
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
-    pace: Pace
+    pace: ReadFairness
     clients: set[ClientConnection]
     closing: bool
     cors: Cors | None
 
-    def lets_in(self, address: str) -> bool:
+    def try_admit(self, address: str) -> bool:
         """True if one more connection from this address is allowed. It is then counted until `left`."""
 
-    def left(self, address: str) -> None:
+    def on_connection_closed(self, address: str) -> None:
         """Note that a connection from this address has closed."""
 
 
@@ -73,23 +73,38 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection to a server. Requests are answered one at a time, in order of arrival."""
 
     __slots__ = (
-        "_clogged", "_discarding", "_intake", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
-        "_request", "_server", "_transport", "_waiting", "address", "chunked", "sender", "task", "write",
+        "_discarding",
+        "_intake",
+        "_last",
+        "_next_until_s",
+        "_patience",
+        "_receiver",
+        "_refusal",
+        "_request",
+        "_server",
+        "_transport",
+        "_waiting",
+        "_write_paused",
+        "address",
+        "chunked",
+        "sender",
+        "task",
+        "write",
     )  # fmt: skip
 
-    def __init__(self, server: Owner, address: str | None = None) -> None:
+    def __init__(self, server: ConnectionOwner, address: str | None = None) -> None:
         """`address`: given if the server has already admitted this client."""
         self._server = server
-        self._intake = Intake(self, self, server)
+        self._intake = ReadFlow(self, self, server)
         self._receiver = self._intake.receiver
-        self._patience = Patience()
+        self._patience = ClientTimer()
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # request that is being answered
         self._waiting: deque[Request] = deque()
         self._refusal: Refusal | None = None  # error to send after the waiting answers; later bytes are not parsed
         self.task: asyncio.Task[None] | None = None
         self._discarding = False  # bytes are read and dropped, because the last answer was a refusal
-        self._clogged = False  # the client does not read
+        self._write_paused = False  # the client does not read
         self._last = False  # the answer in flight has `Connection: close`
         self._next_until_s = 0.0  # end of the grace NEXT_S, on the loop's clock; 0 = none
         self.address = address
@@ -105,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
         if self.address is None:
             peer = transport.get_extra_info("peername")
             address = str(peer[0]) if peer else ""
-            if not self._server.lets_in(address):
+            if not self._server.try_admit(address):
                 _reset(cast("asyncio.Transport", transport))
                 return
             self.address = address
@@ -118,15 +133,15 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task that answers the client, which has left."""
         if self.address is not None:
-            self._server.left(self.address)
+            self._server.on_connection_closed(self.address)
             self.address = None
         if self.sender is not None:
-            self.sender.gone()
+            self.sender.on_client_disconnect()
         self._transport, self.write, self.sender = None, _nowhere, None
         self._server.clients.discard(self)
         self._forget_waiting()
         if self._request is not None and self._request.held_bytes:
-            self.let_go(self._request)
+            self.release_body(self._request)
         # Reference cycles, and the bodies in them, wait for the garbage collector, which hardly ever runs
         # (loop.COLLECT).
         self._intake.close()
@@ -137,13 +152,13 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pause the sender of the answer, and delay the next request, because the client does not read."""
-        self._clogged = True
+        self._write_paused = True
         if self.sender is not None:
             self.sender.pause()
 
     def resume_writing(self) -> None:
         """Resume the sender, because the client reads again."""
-        self._clogged = False
+        self._write_paused = False
         if self.sender is not None:
             self.sender.resume()
         if self._request is None:
@@ -153,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
         """Parse bytes of requests."""
         if self._refusal is not None or self._discarding:
             if self._transport is not None:
-                self._server.pace.dropped(self._transport, len(data))
+                self._server.pace.note_dropped(self._transport, len(data))
             return
         try:
             self._intake.feed(data)
@@ -162,28 +177,28 @@ class ClientConnection(asyncio.Protocol):
 
     # -- receiver side -------------------------------------------------------------------------------------------
 
-    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+    def on_head(self, request: Request, length: int, *, expects: bool) -> bool:
         """Handle a head that arrived without all of its body."""
-        return self._intake.headed(request, length, expects=expects)
+        return self._intake.on_head(request, length, expects=expects)
 
     def grows(self, request: Request, body_bytes: int) -> None:
         """Handle more bytes of a body of unknown length."""
-        self._intake.grows(request, body_bytes)
+        self._intake.on_body_growth(request, body_bytes)
 
-    def arrived(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """Handle a complete request: answer it now, or after the waiting ones. A client that is not admitted does not
         wait."""
-        if self._request is None and not self._clogged:
+        if self._request is None and not self._write_paused:
             self._start(request)
             return
-        self._intake.stands(request)
+        self._intake.is_stalled(request)
         self._waiting.append(request)
         if self._far_ahead():
             self._intake.wait()
 
-    def permit(self) -> None:
+    def may_read_body(self) -> None:
         """Send `100 Continue`, unless the client has sent other requests ahead: such a client does not wait."""
-        if self._request is None and not self._clogged:
+        if self._request is None and not self._write_paused:
             self._server.outbox.flush()
             self.write(_CONTINUE)
 
@@ -191,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
         """Count the body of a request against the budget."""
         return self._intake.hold(request)
 
-    def let_go(self, request: Request) -> None:
+    def release_body(self, request: Request) -> None:
         """Stop counting the body of a request."""
         self._intake.let_go(request)
 
@@ -208,20 +223,20 @@ class ClientConnection(asyncio.Protocol):
     async def _serve(self, request: Request) -> None:
         try:
             await self._server.handler(request)
-        except ClientLeft:
+        except ClientDisconnected:
             pass
         except Exception as error:
             self._server.loop.call_exception_handler({"message": "bug: a request failed", "exception": error})
-            self.cut()
+            self.abort_response()
         finally:
             if self._request is request:
                 self._next()
 
     def _next(self) -> None:
         if self._request is not None and self._request.held_bytes:
-            self.let_go(self._request)
+            self.release_body(self._request)
         self._request = self.task = self.sender = None
-        if not self._clogged:  # start no request while the client leaves answers unread: they would pile up
+        if not self._write_paused:  # start no request while the client leaves answers unread: they would pile up
             self._go_on()
 
     def _go_on(self) -> None:
@@ -261,9 +276,9 @@ class ClientConnection(asyncio.Protocol):
     # -- answers -------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
-        """Send a whole answer. Raises ClientLeft."""
+        """Send a whole answer. Raises ClientDisconnected."""
         if self._transport is None:
-            raise ClientLeft
+            raise ClientDisconnected
         if self._server.cors is not None:
             lines = self._server.cors.lines(request, lines, own=own)
         closes = self._closes(request)
@@ -279,9 +294,9 @@ class ClientConnection(asyncio.Protocol):
             self._finish()
 
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> ClientConnection:
-        """Send the head of an answer. Its body is written to this connection. Raises ClientLeft."""
+        """Send the head of an answer. Its body is written to this connection. Raises ClientDisconnected."""
         if self._transport is None:
-            raise ClientLeft
+            raise ClientDisconnected
         if self._server.cors is not None:
             lines = self._server.cors.lines(request, lines, own=False)
         self.chunked = request.version == "1.1"
@@ -319,7 +334,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _forget_waiting(self) -> None:
         for request in self._waiting:
-            request.let_go()
+            request.release_body()
         self._waiting.clear()
 
     def close(self) -> None:
@@ -328,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         """Break the connection, so that the client detects an incomplete answer. With chunks, the missing last chunk
         shows it. Without chunks, only a reset does. Over TLS, only an end without the close_notify that `close` would
         send does."""
@@ -370,24 +385,24 @@ class ClientConnection(asyncio.Protocol):
         limits, receiver, unread_bytes = self._server.limits, self._receiver, self.unread_bytes
         taken_bytes = 0
         if unread_bytes and self._transport is not None:
-            taken_bytes = acknowledged(self._transport.get_extra_info("socket"), unread_bytes)
+            taken_bytes = count_acked_bytes(self._transport.get_extra_info("socket"), unread_bytes)
         if not self._patience.reads(now_s, limits, unread_bytes, taken_bytes):
-            return deadlines.SEND_TIMEOUT
+            return client_timeouts.SEND_TIMEOUT
         intake = self._intake
         answering = receiver.stage == BETWEEN and self.busy
         if answering or unread_bytes or intake.waits or self._discarding or self._refusal is not None:
             self._patience.pause()
-            return deadlines.NO_ROOM if intake.roomless_for_s(now_s) > limits.bodies_wait_s else ""
+            return client_timeouts.BODY_BUDGET_FULL if intake.blocked_for_s(now_s) > limits.bodies_wait_s else ""
         return self._patience.sends(now_s, limits, receiver.stage, receiver.requests, receiver.reading_bytes)
 
     def expire(self, why: str) -> None:
         """Close the connection of a client that exceeded a limit. Send an error first if the client can still read
         it."""
-        if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
+        if why in (client_timeouts.HEAD_TIMEOUT, client_timeouts.BODY_TIMEOUT):
             self.refuse(Refusal(408, "request_timeout", "The request came too slowly."))
-        elif why == deadlines.NO_ROOM:
+        elif why == client_timeouts.BODY_BUDGET_FULL:
             self.refuse(no_room())
-        elif why == deadlines.SEND_TIMEOUT and self._transport is not None:
+        elif why == client_timeouts.SEND_TIMEOUT and self._transport is not None:
             _reset(self._transport)  # a plain close would leave the unread bytes in the kernel
         else:
             self.abort()

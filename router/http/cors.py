@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from router.config.origins import EVERY, OPAQUE, origin_of
 from router.http.request import Request
-from router.settings.origins import EVERY, OPAQUE, origin_of
 
 MAX_AGE_S = 600  # seconds for which a browser caches a permission
 _METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
@@ -34,7 +34,7 @@ class Cors:
     """Allows these origins to use the listener. `*` allows every origin, but without cookies and certificates."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        """`origins` have been validated (settings/origins.py)."""
+        """`origins` have been validated (config/origins.py)."""
         named = {origin.encode() for each in origins if (origin := origin_of(each)) is not None}
         self._every = EVERY.encode() in named
         self._named = frozenset(named)

@@ -5,11 +5,11 @@ event at a time). A read takes the shortcut if it consists of whole chunks that 
 line. It is relayed unchanged with its framing, in one write, without parser, copy or wake-up of a task. Everything else
 goes through httptools, which is llhttp, and is relayed as bytes of a body. This includes the short pieces at the end of
 a stream ([DONE], `message_stop`). It is safe to skip the parser: it stands between two chunks before and after the
-read, and it has accepted each size line before (chunks.py).
+read, and it has accepted each size line before (chunk_passthrough.py).
 
 Other connections wait while one is read. A read is therefore parsed in slices. The rest of it after SLICE_S, or while
-the client does not read, waits for its turn of the loop (pace.py). The same holds for the bytes after TURN_BYTES of an
-answer, however they are cut into reads.
+the client does not read, waits for its turn of the loop (read_fairness.py). The same holds for the bytes after
+TURN_BYTES of an answer, however they are cut into reads.
 
 Bytes outside of bodies (trailers, chunk extensions, chunk sizes) must be bounded. Each chunk may carry as much of them
 as any honest engine sends. In addition, EXCESS_BYTES_MAX are allowed, as in Go's net/http (https://go.dev/issue/64433).
@@ -23,12 +23,12 @@ from typing import cast
 
 import httptools
 
-from router.core.facts.progress import is_progress
-from router.http.chunks import CHUNK_END, NEWLINES_OF_TWO, learn, passable, sizes
-from router.http.exchange import EngineAnswer
-from router.http.failures import say
+from router.core.types.progress import is_progress
+from router.http.chunk_passthrough import CHUNK_END, NEWLINES_OF_TWO, is_passthrough, learn, sizes
+from router.http.exchange import UpstreamResponse
+from router.http.failures import describe
 from router.http.outbox import Outbox
-from router.http.pace import CHUNK_BYTES, TURN_BYTES, Pace
+from router.http.read_fairness import CHUNK_BYTES, TURN_BYTES, ReadFairness
 from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
 
 CR = 13
@@ -44,7 +44,7 @@ KEPT_BY_CONNECTION = frozenset((b"", b"close", b"keep-alive", b"content-type", b
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
-class EngineConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """A connection to an engine that serves one request after the other."""
 
     __slots__ = (
@@ -53,19 +53,19 @@ class EngineConnection(asyncio.Protocol):
         "_turn_bytes", "_waits", "_write", "bytes", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
-    def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox, pace: Pace) -> None:
+    def __init__(self, give_back: Callable[[UpstreamConnection], None], outbox: Outbox, pace: ReadFairness) -> None:
         """`give_back` is called when the connection can accept another request."""
         self._outbox = outbox
         self._pace = pace
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answer: EngineAnswer | None = None
+        self._answer: UpstreamResponse | None = None
         self._headed = False  # the head of the answer was read to its end
         self.head_bytes = 0  # bytes read so far, including at least the head; 0 = the engine has sent no byte
         self._keep = False  # the connection can accept another request after this answer
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
-        self._mark = b""  # BodySink.mark, while the shortcut is open
+        self._mark = b""  # BodySink.slow_path_marker, while the shortcut is open
         self.events = self.bytes = 0  # events that took the shortcut, and bytes including their size lines
         self._last = self._before_last = b""  # the last two chunks that took the shortcut
         self.give_back = give_back
@@ -85,7 +85,7 @@ class EngineConnection(asyncio.Protocol):
         """True if the connection is open. It is closed after unexpected bytes."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+    def send(self, answer: UpstreamResponse, head: bytes, body: bytes) -> None:
         """Send a request. The response goes to `answer`."""
         self._answer, self._headed, self.head_bytes, self._excess_bytes = answer, False, 0, 0
         self._turn_bytes = 0
@@ -129,7 +129,7 @@ class EngineConnection(asyncio.Protocol):
             return
         self._waits = True
         transport.pause_reading()
-        self._pace.turns.later(self._go_on)
+        self._pace.turns.enqueue(self._go_on)
 
     def _go_on(self) -> None:
         """Take this connection's turn."""
@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
     def detour(self) -> None:
         """Leave the shortcut, and report to the sink the events that took it."""
         if self._write is not None and self._answer is not None and self._answer.sink is not None:
-            self._answer.sink.passed(self.events, self.bytes, (self._before_last, self._last))
+            self._answer.sink.note_fast_path(self.events, self.bytes, (self._before_last, self._last))
             if self.says_something():
                 self._answer.moved = True
         self._write, self.events, self.bytes, self._last, self._before_last = None, 0, 0, b"", b""
@@ -177,9 +177,9 @@ class EngineConnection(asyncio.Protocol):
         if answer is None:
             return
         if exc is None and self._headed and answer.until_eof:
-            answer.ended()
+            answer.on_complete()
         else:
-            answer.broke(say(exc) if exc is not None else "connection closed")
+            answer.broke(describe(exc) if exc is not None else "connection closed")
 
     def data_received(self, data: bytes) -> None:
         """Handle received bytes. The hot path, one chunk that is one event, touches this object and the client's
@@ -221,7 +221,7 @@ class EngineConnection(asyncio.Protocol):
     def _pass_chunks(self, data: bytes, write: Callable[[bytes], None]) -> bytes:
         """Write all chunks at the beginning of `data` that may take the shortcut, at once, and return the rest. Several
         chunks arrive in one read when the engine or the router lags, which is when each write matters most."""
-        before_last, last, end = passable(data)
+        before_last, last, end = is_passthrough(data)
         if not end:
             return data
         passed = data[:end]
@@ -282,11 +282,11 @@ class EngineConnection(asyncio.Protocol):
         elif self._between and not follows and data.endswith(b"\r\n") and self._answer is not None:
             sink = answer.sink
             if sink is not None:
-                self._write, self._mark = sink.shortcut(), sink.mark
+                self._write, self._mark = sink.fast_path(), sink.slow_path_marker
                 if self._write is not None:
                     learn(data)
 
-    def _hand_over(self, answer: EngineAnswer) -> None:
+    def _hand_over(self, answer: UpstreamResponse) -> None:
         """Pass the parsed part of the body on, with many small chunks joined into one piece."""
         piece, self._piece = self._piece, b""
         if self._pieces:
@@ -341,11 +341,11 @@ class EngineConnection(asyncio.Protocol):
                 raise RuntimeError("an upgrade that nobody asked for")
             return
         self._look_at_head(answer)
-        answer.headed(status)
+        answer.on_head(status)
         self._keep = self._parser.should_keep_alive() and not answer.until_eof
         self._headed = True
 
-    def _look_at_head(self, answer: EngineAnswer) -> None:
+    def _look_at_head(self, answer: UpstreamResponse) -> None:
         """Remove the headers that Connection names. Raises RuntimeError for a head over its limits, which may have
         arrived in one read."""
         lines = answer.lines
@@ -396,4 +396,4 @@ class EngineConnection(asyncio.Protocol):
                 self.give_back(self)
             else:
                 transport.abort()  # an engine that has answered may never read the rest of the request
-        answer.ended()
+        answer.on_complete()

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from router.core.facts.progress import has_data
-from router.http.failures import BrokeEarly, BrokeMidway
+from router.core.types.progress import has_data
+from router.http.failures import ClosedBeforeResponse, StreamInterrupted
 
 # A stream counts as begun at its first event with data, or after FIRST_EVENT_BYTES_MAX without one. If these bytes have
 # no data, only comments, the engine has failed.
@@ -27,20 +27,20 @@ class BodySink(Protocol):
     def body(self, data: bytes) -> None:
         """Take a piece of the body."""
 
-    def shortcut(self) -> Callable[[bytes], None] | None:
+    def fast_path(self) -> Callable[[bytes], None] | None:
         """Return a function that writes whole chunks unparsed, if each ends with an event. None while they must be
         parsed."""
 
     @property
-    def early(self) -> bool:
+    def before_first_output(self) -> bool:
         """True if all events of a stream so far only confirm that its request has arrived, and not that work on it has
         begun."""
 
     @property
-    def mark(self) -> bytes:
+    def slow_path_marker(self) -> bytes:
         """Bytes that exclude a chunk which contains them from the shortcut; b"" if every chunk may take it."""
 
-    def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
+    def note_fast_path(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
         """Account for events that took the shortcut since it was opened: their number, their bytes, and the last two
         chunks."""
 
@@ -50,7 +50,7 @@ class EngineWire(Protocol):
 
     events: int
 
-    def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+    def send(self, answer: UpstreamResponse, head: bytes, body: bytes) -> None:
         """Send a request. The response goes to `answer`."""
 
     def peer(self) -> str:
@@ -72,7 +72,7 @@ class EngineWire(Protocol):
         """Leave the shortcut, and report to the sink the events that took it."""
 
 
-class EngineAnswer:
+class UpstreamResponse:
     """An engine's answer, from the time at which its request is sent."""
 
     __slots__ = (
@@ -124,19 +124,20 @@ class EngineAnswer:
         return self.complete and not self._pieces and (self.until_whole or not self.streams)
 
     @property
-    def at_work(self) -> bool:
+    def has_output(self) -> bool:
         """True if the answer has begun with more than early events."""
-        return self.begun and (self.sink is None or not self.sink.early)
+        return self.begun and (self.sink is None or not self.sink.before_first_output)
 
     @property
-    def over(self) -> bool:
+    def is_detached(self) -> bool:
         """True if the rest of the answer is not expected: it is whole, broken, or dropped."""
         return self._connection is None
 
     # -- for the caller ------------------------------------------------------------------------------------------
 
     async def begin(self, connection: EngineWire, head: bytes, body: bytes) -> None:
-        """Send the request, and return when the answer has begun. Raises BrokeEarly, and any error passed to `fail`."""
+        """Send the request, and return when the answer has begun. Raises ClosedBeforeResponse, and any error passed to
+        `fail`."""
         self._connection = connection
         if self.until_whole:
             self.peer = connection.peer()
@@ -149,21 +150,21 @@ class EngineAnswer:
         self.head, self._pieces, self._size, self._barren = b"".join(self._pieces), [], 0, 0
         self.begun = self.moved = True
         if self.streams and not self.head.strip():
-            raise BrokeEarly("the stream ended before its first event")
+            raise ClosedBeforeResponse("the stream ended before its first event")
 
-    async def grow(self) -> None:
+    async def read_more(self) -> None:
         """Wait for more of a body that has begun, unless more has arrived already, and append it to `head`. Raises
-        BrokeMidway, and any error passed to `fail`."""
+        StreamInterrupted, and any error passed to `fail`."""
         if not self._pieces and not self.complete:
             if self._connection is None:
-                raise BrokeMidway("connection closed")
+                raise StreamInterrupted("connection closed")
             self._waiter = self._loop.create_future()
-            await self._heard()
+            await self._wait_for_data()
         self.head += b"".join(self._pieces)
         self._pieces, self._size, self._barren = [], 0, 0
 
     async def relay(self, sink: BodySink) -> None:
-        """Pass the body to `sink`, `head` first, and return when all of it was passed. Raises BrokeMidway."""
+        """Pass the body to `sink`, `head` first, and return when all of it was passed. Raises StreamInterrupted."""
         self.resume()  # resume before the first write, which may pause again
         sink.body(self.head)
         for piece in self._pieces:
@@ -173,11 +174,11 @@ class EngineAnswer:
         if self.complete:
             return
         if self._connection is None:
-            raise BrokeMidway("connection closed")
+            raise StreamInterrupted("connection closed")
         self._waiter = self._loop.create_future()
-        await self._heard()
+        await self._wait_for_data()
 
-    async def _heard(self) -> None:
+    async def _wait_for_data(self) -> None:
         try:
             if self._waiter is not None:
                 await self._waiter
@@ -207,7 +208,7 @@ class EngineAnswer:
         self.moved, self._seen_events = False, events
         return self.since_s
 
-    def detour(self) -> None:
+    def disable_fast_path(self) -> None:
         """End the shortcut, because the client is gone and chunks may no longer be written to it."""
         if self._connection is not None:
             self._connection.detour()
@@ -228,7 +229,7 @@ class EngineAnswer:
 
     # -- for the connection --------------------------------------------------------------------------------------
 
-    def headed(self, status: int) -> None:
+    def on_head(self, status: int) -> None:
         """Handle the end of the head, and decide if the body is buffered. A body of known and small length is, so that
         the request can be retried if the body breaks off. An error is buffered too, since its text decides about
         retries."""
@@ -282,10 +283,10 @@ class EngineAnswer:
         pieces[barren:] = [head[:end], head[end:]] if end < len(head) else [head]
         self._barren = barren + 1
         if is_long:
-            self.fail(BrokeEarly(f"{FIRST_EVENT_BYTES_MAX} bytes without an event that has data"))
+            self.fail(ClosedBeforeResponse(f"{FIRST_EVENT_BYTES_MAX} bytes without an event that has data"))
         return False
 
-    def ended(self) -> None:
+    def on_complete(self) -> None:
         """Note that the body is whole. The connection no longer belongs to this answer."""
         self.resume()
         self.complete, self._connection = True, None
@@ -296,4 +297,4 @@ class EngineAnswer:
         """Note that the connection broke, for the reason `why`."""
         self._connection = None
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(BrokeMidway(why) if self.begun else BrokeEarly(why))
+            self._waiter.set_exception(StreamInterrupted(why) if self.begun else ClosedBeforeResponse(why))

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from functools import cache
 from urllib.parse import urlsplit
 
-from router.http.engine_connection import EngineConnection
-from router.http.failures import ConnectFailed, NoDescriptor, ReplicaLeft, say
+from router.config.fd_limits import is_emfile
+from router.config.tls import replica_context
+from router.http.engine_connection import UpstreamConnection
+from router.http.failures import ConnectFailed, NoDescriptor, ReplicaRemoved, describe
 from router.http.outbox import Outbox
-from router.http.pace import Pace
-from router.settings.descriptors import none_left
-from router.settings.tls import replica_context
+from router.http.read_fairness import ReadFairness
 
 
-class EnginePool:
+class ConnectionPool:
     """One engine's address and its free connections, with the last used on top."""
 
     __slots__ = (
@@ -34,20 +34,20 @@ class EnginePool:
         "served_s",
     )
 
-    def __init__(self, url: str, outbox: Outbox, pace: Pace, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, url: str, outbox: Outbox, pace: ReadFairness, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox, self._pace = outbox, pace
         self._loop = asyncio.get_running_loop()  # cached, because the call for the running loop takes a system call
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        self._free: list[EngineConnection] = []
+        self._free: list[UpstreamConnection] = []
         self._forgotten = False
         self.served_s = float("-inf")  # time at which it last gave an answer without an error
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 
-    def free(self, since_s: float) -> EngineConnection | None:
+    def free(self, since_s: float) -> UpstreamConnection | None:
         """Return a free connection that was used at this time or later, or None."""
         while self._free:
             connection = self._free.pop()
@@ -60,10 +60,10 @@ class EnginePool:
             connection.abort()
         return None
 
-    async def connect(self, timeout_s: float) -> EngineConnection:
-        """Return a new connection. Raises ConnectFailed, ReplicaLeft if the engine is forgotten in the meantime, and
+    async def connect(self, timeout_s: float) -> UpstreamConnection:
+        """Return a new connection. Raises ConnectFailed, ReplicaRemoved if the engine is forgotten in the meantime, and
         NoDescriptor if this process may open no further files."""
-        loop, connection = self._loop, EngineConnection(self._give_back, self._outbox, self._pace)
+        loop, connection = self._loop, UpstreamConnection(self._give_back, self._outbox, self._pace)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(
@@ -75,12 +75,12 @@ class EnginePool:
         except TimeoutError as late:
             raise ConnectFailed("timed out", timed_out=True) from late
         except OSError as error:
-            if none_left(error):
+            if is_emfile(error):
                 raise NoDescriptor("no file descriptor is left") from error
-            raise ConnectFailed(say(error), refused=_refused(error)) from error
+            raise ConnectFailed(describe(error), refused=_is_connection_refused(error)) from error
         if self._forgotten:
             connection.abort()
-            raise ReplicaLeft("its replica left")
+            raise ReplicaRemoved("its replica left")
         return connection
 
     def close_idle(self, before_s: float) -> None:
@@ -95,7 +95,7 @@ class EnginePool:
         self._forgotten = True
         self.close_idle(float("inf"))
 
-    def _give_back(self, connection: EngineConnection) -> None:
+    def _give_back(self, connection: UpstreamConnection) -> None:
         if self._forgotten:
             connection.abort()
             return
@@ -109,7 +109,7 @@ def client_tls() -> ssl.SSLContext:
     return replica_context("", "", "")
 
 
-def _refused(error: OSError) -> bool:
+def _is_connection_refused(error: OSError) -> bool:
     """True if no process listens there. A name with several addresses counts as refused if each of them refused.
     Asyncio then raises an error with a message and no number."""
     if error.errno is not None:

@@ -92,7 +92,7 @@ class Receiver:
     def let_go(self) -> None:
         """Drop the body that was being read."""
         self._pieces = []
-        self._reading.let_go()
+        self._reading.release_body()
 
     def feed(self, data: bytes) -> None:
         """Parse more bytes. Raises Refusal, and must not be called again then."""
@@ -117,7 +117,7 @@ class Receiver:
             before_bytes = self.reading_bytes if self.stage == BODY else -1
             requests = self.requests
             self._parser.feed_data(data)
-            self._after_feed(before_bytes, self.requests - requests)
+            self._enforce_limits(before_bytes, self.requests - requests)
         except httptools.HttpParserUpgrade as upgrade:
             upgraded = upgrade.args[0]
         except httptools.HttpParserCallbackError as raised:
@@ -131,7 +131,7 @@ class Receiver:
             raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
         return self._no_upgrade(data[upgraded:]) if upgraded >= 0 else b""
 
-    def _after_feed(self, before_bytes: int, begun: int) -> None:
+    def _enforce_limits(self, before_bytes: int, begun: int) -> None:
         """Enforce the limits of an incomplete request. `before_bytes`: bytes that the body had before the parse, -1 for
         no body. `begun`: number of requests that have begun since then."""
         if self.stage == HEAD:
@@ -147,7 +147,7 @@ class Receiver:
                 self.left_bytes = self._length - self.reading_bytes
             if not self._known:
                 self._known = True
-                self._wanted = self._client.headed(self._reading, self._length, expects=self._expects)
+                self._wanted = self._client.on_head(self._reading, self._length, expects=self._expects)
                 if not self._wanted:
                     self._pieces = []
             elif self._wanted and self._length < 0:
@@ -186,7 +186,7 @@ class Receiver:
             raise no_websockets()
         self._parser = httptools.HttpRequestParser(self)
         lines = [
-            b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
+            b"%b: %b\r\n" % (name, value if low != b"connection" else _strip_upgrade(value))
             for low, name, value in request.lines
             if low != b"upgrade"
         ]
@@ -284,10 +284,10 @@ class Receiver:
             return  # `_no_upgrade` has it parsed again
         request = self._reading
         if self._wanted:
-            request.bring(self._pieces, self.reading_bytes)
+            request.replace_body(self._pieces, self.reading_bytes)
         self._pieces, self.left_bytes, self.stage, self._ended = [], -1, BETWEEN, request.last
         self._reading = _NOTHING  # an idle connection keeps no body
-        self._client.arrived(request)
+        self._client.on_request(request)
 
     def _too_large(self) -> Refusal:
         limit = self._body_bytes_max
@@ -325,7 +325,7 @@ def _no_target() -> Refusal:
     return Refusal(400, "bad_http", "The request's target is neither a path nor a plain URL of http or https.")
 
 
-def _without_upgrade(value: bytes) -> bytes:
+def _strip_upgrade(value: bytes) -> bytes:
     return b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
 
 

@@ -52,7 +52,7 @@ class BodySender(Protocol):
     def resume(self) -> None:
         """Continue, because the client reads again."""
 
-    def gone(self) -> None:
+    def on_client_disconnect(self) -> None:
         """Stop, because the client left and its transport accepts no bytes."""
 
 
@@ -69,14 +69,14 @@ class Stream(Protocol):
     def end(self) -> None:
         """End the body, which is whole."""
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         """End the body in such a way that the client detects that it is incomplete."""
 
 
 class Connection(Protocol):
     """Connection of a request, which also takes its answer."""
 
-    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+    def on_head(self, request: Request, length: int, *, expects: bool) -> bool:
         """Handle a head that arrived before all of its body. Return True if the body is wanted; otherwise it is read
         and dropped. Raises Refusal.
 
@@ -87,14 +87,14 @@ class Connection(Protocol):
     def grows(self, request: Request, body_bytes: int) -> None:
         """Handle growth of a body of unknown length to `body_bytes`. Raises Refusal."""
 
-    def arrived(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """Handle a request that was read to its end. Raises Refusal."""
 
     def hold(self, request: Request) -> bool:
         """Account for the request's body (`Request.hold`)."""
 
-    def let_go(self, request: Request) -> None:
-        """Stop accounting for the request's body (`Request.let_go`)."""
+    def release_body(self, request: Request) -> None:
+        """Stop accounting for the request's body (`Request.release_body`)."""
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
         """Send a whole answer (`Request.answer`)."""
@@ -102,21 +102,21 @@ class Connection(Protocol):
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
         """Send the head of an answer (`Request.begin`)."""
 
-    def cut(self) -> None:
-        """Break the connection (`Request.cut`)."""
+    def abort_response(self) -> None:
+        """Break the connection (`Request.abort`)."""
 
 
-class BodyShare:
+class BodyReservation:
     """Number of bytes that are accounted for a body, and the name of its holder (body_budget.py)."""
 
-    __slots__ = ("held_bytes", "holder")
+    __slots__ = ("budget_owner", "held_bytes")
 
     def __init__(self, holder: str) -> None:
-        self.holder = holder
+        self.budget_owner = holder
         self.held_bytes = 0
 
 
-class Request(BodyShare):
+class Request(BodyReservation):
     """One complete request. Header names are lower case; of a repeated header the first value counts."""
 
     __slots__ = (
@@ -146,7 +146,7 @@ class Request(BodyShare):
             self._body, self._pieces = b"".join(self._pieces), []
         return self._body
 
-    def bring(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
+    def replace_body(self, pieces: list[bytes | bytearray], body_bytes: int) -> None:
         """Set or replace the body."""
         self._pieces, self._body, self.body_bytes = pieces, b"", body_bytes
 
@@ -154,11 +154,11 @@ class Request(BodyShare):
         """Account for the body under `holder`, unless that was done. Return False if it exceeds the memory budget."""
         return self.client.hold(self)
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """Drop the body, because it is no longer needed."""
         self._pieces, self._body = [], b""
         if self.held_bytes:
-            self.client.let_go(self)
+            self.client.release_body(self)
 
     def header(self, name: bytes) -> str:
         """Return a header's value, or "". Bytes that are not UTF-8 become surrogates."""
@@ -168,7 +168,7 @@ class Request(BodyShare):
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def answer(self, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
-        """Send a whole answer. Raises ClientLeft.
+        """Send a whole answer. Raises ClientDisconnected.
 
         - `lines`: header lines, each with its CRLF.
         - `own`: the answer is the router's and not an engine's, and pages may read it if engines let them read theirs.
@@ -177,12 +177,12 @@ class Request(BodyShare):
 
     def begin(self, status: int, lines: Iterable[bytes]) -> Stream:
         """Send the head of an answer of unknown length. Its body is written to the returned stream, in chunks if
-        `chunked` is True, and ended with `end`. Raises ClientLeft."""
+        `chunked` is True, and ended with `end`. Raises ClientDisconnected."""
         return self.client.begin(self, status, lines)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Break the connection, so that the client does not take a partial answer for a whole one."""
-        self.client.cut()
+        self.client.abort_response()
 
 
 def is_websocket(request: Request) -> bool:

@@ -15,16 +15,16 @@ import socket
 import ssl
 from collections import Counter
 
-from router.http import deadlines
-from router.http.accepting import Acceptor, ConnectionSlots, bound
+from router.config.fd_limits import shortage
+from router.http import client_timeouts
+from router.http.acceptor import Acceptor, ConnectionSlots, bound
 from router.http.body_budget import BodyBudget
 from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
+from router.http.client_timeouts import ClientLimits
 from router.http.cors import Cors
-from router.http.deadlines import ClientLimits
-from router.http.intake import Admit
 from router.http.outbox import Outbox
-from router.http.pace import Pace
-from router.settings.descriptors import shortage
+from router.http.read_fairness import ReadFairness
+from router.http.read_flow import Admit
 
 # Connections examined, and closed, in one turn of the loop. A close with an error answer takes about 50 us.
 LOOKED_AT_ONCE_MAX, CLOSED_AT_ONCE_MAX = 256, 16
@@ -48,7 +48,7 @@ class Server:
         admit: Admit = lambda _: True,
         tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
-        pace: Pace | None = None,
+        pace: ReadFairness | None = None,
         cors: Cors | None = None,
         bodies: BodyBudget | None = None,
     ) -> None:
@@ -71,11 +71,13 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.bodies = bodies or BodyBudget(self.loop, limits.bodies_bytes_max)
-        self.pace = pace or Pace(self.loop)
+        self.pace = pace or ReadFairness(self.loop)
         self.clients: set[ClientConnection] = set()
         self.closing = False  # each connection ends with its next answer
         self._draining = False  # idle connections are closed, too
-        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections that the server closed, by reason
+        self.closed = Counter(
+            dict.fromkeys(client_timeouts.REASONS, 0)
+        )  # connections that the server closed, by reason
         self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None
         self._shared = False  # other processes accept on the same socket, too
@@ -88,14 +90,14 @@ class Server:
             return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
         return self._begin(await self.loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG))
 
-    async def take(self, listening: socket.socket) -> tuple[str, int]:
+    async def adopt_socket(self, listening: socket.socket) -> tuple[str, int]:
         """Accept on a socket that already listens; other processes may accept on it, too."""
         self._shared = True
         return await self._accept_on(listening)
 
     async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
         if self.tls is not None:
-            return self._begin(Acceptor(self.loop, listening, self._arrived))
+            return self._begin(Acceptor(self.loop, listening, self._on_tls_connection))
         return self._begin(
             await self.loop.create_server(lambda: ClientConnection(self), sock=listening, backlog=BACKLOG)
         )
@@ -119,20 +121,20 @@ class Server:
         """Number of connections that are open or in the TLS handshake."""
         return self._slots.taken
 
-    def lets_in(self, address: str) -> bool:
+    def try_admit(self, address: str) -> bool:
         """True if one more connection from this address is allowed. It is then counted until `left`."""
         why = self._slots.refuses(address)
         if why:
             self.closed[why] += 1
         return not why
 
-    def left(self, address: str) -> None:
+    def on_connection_closed(self, address: str) -> None:
         """Note that a connection from this address has closed."""
         self._slots.leave(address)
 
-    def _arrived(self, sock: socket.socket, address: str) -> None:
+    def _on_tls_connection(self, sock: socket.socket, address: str) -> None:
         """Handle a new TLS connection. If it is not admitted, it gets no handshake."""
-        if not self.lets_in(address):
+        if not self.try_admit(address):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             sock.close()
             return
@@ -154,11 +156,11 @@ class Server:
                 ssl_shutdown_timeout=self.limits.send_timeout_s,
             )
         except OSError:
-            self.closed[deadlines.NO_HANDSHAKE] += 1
+            self.closed[client_timeouts.NO_HANDSHAKE] += 1
         finally:
             if client.address is not None and client not in self.clients:
                 client.address = None
-                self.left(address)
+                self.on_connection_closed(address)
 
     # -- time limits ---------------------------------------------------------------------------------------------
 

@@ -15,27 +15,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
-from router.core.facts.replicas import REST_MAX_S, Replica
-from router.http.engine_connection import EngineConnection
-from router.http.engine_failed import EngineFailed
-from router.http.exchange import EngineAnswer
+from router.config.fd_limits import shortage
+from router.core.types.replicas import REST_MAX_S, Replica
+from router.http.engine_connection import UpstreamConnection
+from router.http.engine_errors import EngineFailed
+from router.http.exchange import UpstreamResponse
 from router.http.failures import (
-    BrokeEarly,
-    BrokeMidway,
-    EngineShed,
-    Failure,
+    ClosedBeforeResponse,
     NoDescriptor,
-    PullStalled,
-    ReplicaLost,
-    ReplicaStuck,
-    Stale,
+    PullTimeout,
+    ReplicaStalled,
+    ReplicaUnreachable,
+    StaleConnection,
     Stalled,
+    StreamInterrupted,
     TimedOut,
+    UpstreamError,
+    UpstreamOverloaded,
 )
 from router.http.outbox import Outbox
-from router.http.pace import Pace
-from router.http.pool import EnginePool, client_tls
-from router.settings.descriptors import shortage
+from router.http.pool import ConnectionPool, client_tls
+from router.http.read_fairness import ReadFairness
 
 WATCH_INTERVAL_S = 0.5
 # Strings in a 500 of vLLM 0.32 while its engine shuts down.
@@ -60,7 +60,7 @@ LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will n
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Time limits for engines, and the size up to which an answer is buffered whole (settings/schema.py: `upstream`,
+    """Time limits for engines, and the size up to which an answer is buffered whole (config/schema.py: `upstream`,
     `limits.held_answer_bytes_max`)."""
 
     connect_timeout_s: float
@@ -78,9 +78,9 @@ class Upstream:
         limits: EngineLimits,
         *,
         outbox: Outbox | None = None,
-        pace: Pace | None = None,
+        pace: ReadFairness | None = None,
         alive: Callable[[str], None] = lambda _: None,
-        full: Callable[[EngineAnswer], bool | None] = lambda _: False,
+        full: Callable[[UpstreamResponse], bool | None] = lambda _: False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """The optional arguments:
@@ -98,16 +98,18 @@ class Upstream:
         self.tls = tls
         self.on_lost: Callable[[str], None] = lambda _: None
         self._alive, self._full = alive, full
-        self._answers: set[EngineAnswer] = set()
-        self._streaming: set[EngineAnswer] = set()  # answers that had begun and made progress when the watchdog looked
+        self._answers: set[UpstreamResponse] = set()
+        self._streaming: set[UpstreamResponse] = (
+            set()
+        )  # answers that had begun and made progress when the watchdog looked
         # start time and outcome of `is_well`, by replica
         self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}
         self._worked: dict[str, float] = {}  # time of the last sign that a replica is at work, by its id
         self._well: dict[str, float] = {}  # last time at which a replica without work counters was known to be well
-        self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
+        self._pools: dict[str, ConnectionPool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
-        self._pace = pace or Pace(self._loop)
+        self._pace = pace or ReadFairness(self._loop)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -139,7 +141,7 @@ class Upstream:
         for pool in self._pools.values():
             pool.close_idle(now_s - limits.keepalive_s)
         for answer in list(self._answers):
-            since_s, at_work = answer.silent_since(now_s), answer.at_work
+            since_s, at_work = answer.silent_since(now_s), answer.has_output
             limit_s = limits.idle_timeout_s if at_work else limits.first_byte_timeout_s
             if since_s == now_s and at_work and answer.streams:
                 # A stream of a stored response needs no GPU work, so its first progress proves nothing.
@@ -147,14 +149,14 @@ class Upstream:
                     alive.add(answer.replica)
                 self._streaming.add(answer)
             if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
-                answer.fail(PullStalled("no answer within the time of its pull"))
+                answer.fail(PullTimeout("no answer within the time of its pull"))
             elif now_s - since_s > limit_s and not (at_work and self._works(answer.replica, since_s, now_s)):
                 answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
         for replica in alive:
             self._worked[replica] = now_s
             self._alive(replica)
 
-    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+    def note_progress(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
         """Note signs of work: `moving` replicas have shown work, `uncounted` ones have no counters and are well."""
         now_s = self._loop.time()
         self._worked.update(dict.fromkeys(moving, now_s))
@@ -174,11 +176,11 @@ class Upstream:
         elsewhere. If a client has already received early events, no retry is possible, and its stream ends with an
         error."""
         for answer in list(self._answers):
-            if answer.replica == replica and not answer.at_work:
+            if answer.replica == replica and not answer.has_output:
                 why = "its replica is stuck"
-                answer.fail(Stalled(why) if answer.begun else ReplicaStuck(why))
+                answer.fail(Stalled(why) if answer.begun else ReplicaStalled(why))
 
-    def lost(self, replica: str) -> None:
+    def fail_silent_calls(self, replica: str) -> None:
         """Fail the silent calls of a replica that refuses connections, and of every other rank of its server, since
         they will never be answered."""
         server, now_s = Replica(replica).url, self._loop.time()
@@ -187,9 +189,9 @@ class Upstream:
             if Replica(answer.replica).url != server:
                 continue
             if not answer.begun:
-                answer.fail(ReplicaLost("its replica is gone"))
+                answer.fail(ReplicaUnreachable("its replica is gone"))
             elif now_s - answer.silent_since(now_s) > LOST_SILENCE_S:
-                answer.fail(BrokeMidway("its replica is gone"))
+                answer.fail(StreamInterrupted("its replica is gone"))
 
     async def call(
         self,
@@ -203,9 +205,9 @@ class Upstream:
         pull_within_s: float | None = None,
         sent: Callable[[], None] | None = None,
         fresh: bool = False,
-    ) -> EngineAnswer:
-        """Send a request, and return when its answer has begun (EngineAnswer). `done` must be called with the answer.
-        Raises a Failure.
+    ) -> UpstreamResponse:
+        """Send a request, and return when its answer has begun (UpstreamResponse). `done` must be called with the
+        answer. Raises a Failure.
 
         - `target`: path and query, as the client encoded them.
         - `lines`: header lines without hop-by-hop headers.
@@ -214,14 +216,14 @@ class Upstream:
         - `sent`: called when there is a connection, on which the request is sent at once.
         - `fresh`: use a new connection, which cannot be stale.
         """
-        answer = await self._called(replica, method, target, lines, body, whole, pull_within_s, sent, fresh)
+        answer = await self._start_call(replica, method, target, lines, body, whole, pull_within_s, sent, fresh)
         after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
         if after_s is not None:
             self.done(answer)
-            raise EngineShed(answer.status, after_s)
+            raise UpstreamOverloaded(answer.status, after_s)
         if answer.status == 503 and await self.is_full(answer):
             self.done(answer)
-            raise EngineShed(answer.status, FULL_S, full=True)
+            raise UpstreamOverloaded(answer.status, FULL_S, full=True)
         if answer.status in STATUS_RETRIED or (
             answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
         ):
@@ -230,7 +232,7 @@ class Upstream:
             pool.served_s = self._loop.time()
         return answer
 
-    async def is_full(self, answer: EngineAnswer) -> bool:
+    async def is_full(self, answer: UpstreamResponse) -> bool:
         """True if an answer of status 503, or a stream with such a first event, only means that the engine takes no
         requests at the moment. This is known from its text, or because the engine is well and serves other requests."""
         full, pool = self._full(answer), self._pools.get(answer.replica)
@@ -255,23 +257,23 @@ class Upstream:
         return await asyncio.shield(check)
 
     async def _check(self, replica: str) -> bool:
-        answer: EngineAnswer | None = None
+        answer: UpstreamResponse | None = None
         try:
             async with asyncio.timeout(WELL_WAIT_S):
                 answer = await self.ask(replica, "GET", "/health", ())
         except TimeoutError:
             return True
-        except Failure:
+        except UpstreamError:
             return False
         self.done(answer)
         return answer.status < 500
 
-    async def ask(self, replica: str, method: str, target: str, lines: Sequence[bytes]) -> EngineAnswer:
+    async def ask(self, replica: str, method: str, target: str, lines: Sequence[bytes]) -> UpstreamResponse:
         """Return a small answer that needs no GPU work, on a new connection. If it is `whole`, `head` has all of it.
         The state of the replica is not updated. `done` must be called with the answer. Raises a Failure."""
-        return await self._called(replica, method, target, lines, b"", True, None, None, True, ASKED_BYTES_MAX)
+        return await self._start_call(replica, method, target, lines, b"", True, None, None, True, ASKED_BYTES_MAX)
 
-    async def _called(
+    async def _start_call(
         self,
         replica: str,
         method: str,
@@ -283,18 +285,18 @@ class Upstream:
         sent: Callable[[], None] | None,
         fresh: bool,
         whole_bytes_max: int | None = None,
-    ) -> EngineAnswer:
+    ) -> UpstreamResponse:
         """Return an answer that has begun, with any status. Raises a Failure."""
         whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
-            pool = EnginePool(Replica(replica).url, self._outbox, self._pace, lambda: self.tls or client_tls())
+            pool = ConnectionPool(Replica(replica).url, self._outbox, self._pace, lambda: self.tls or client_tls())
             self._pools[replica] = pool
         head = b"".join(
             (f"{method} {pool.path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
-        answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=whole_bytes_max)
+        answer = UpstreamResponse(replica, self._loop, until_whole=whole, whole_bytes_max=whole_bytes_max)
         answer.pull_within_s = pull_within_s
         self._answers.add(answer)
         try:
@@ -306,8 +308,8 @@ class Upstream:
 
     async def _send(
         self,
-        pool: EnginePool,
-        answer: EngineAnswer,
+        pool: ConnectionPool,
+        answer: UpstreamResponse,
         head: bytes,
         body: bytes,
         sent: Callable[[], None] | None,
@@ -325,13 +327,13 @@ class Upstream:
             sent()
         try:
             await answer.begin(connection, head, body)
-        except BrokeEarly as error:
+        except ClosedBeforeResponse as error:
             if used is None or used.head_bytes or self._loop.time() - sent_s > STALE_S:
                 raise
             pool.close_idle(float("inf"))  # the other free connections were idle for longer than this dead one
-            raise Stale(str(error)) from error
+            raise StaleConnection(str(error)) from error
 
-    async def _connect(self, pool: EnginePool) -> EngineConnection:
+    async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         """Return a new connection. If no descriptor is left, close idle connections first. Raises a Failure."""
         with suppress(NoDescriptor):
             return await pool.connect(self.limits.connect_timeout_s)
@@ -341,17 +343,17 @@ class Upstream:
         try:
             return await pool.connect(self.limits.connect_timeout_s)
         except NoDescriptor:
-            shortage.met("a connection to a replica")
+            shortage.report_shortage("a connection to a replica")
             raise
 
-    def done(self, answer: EngineAnswer) -> None:
+    def done(self, answer: UpstreamResponse) -> None:
         """Release an answer that was read or is no longer needed. Its connection is closed unless all was read."""
         self._answers.discard(answer)
         self._streaming.discard(answer)
         answer.close()
 
 
-def _retry_after_s(answer: EngineAnswer) -> float | None:
+def _retry_after_s(answer: UpstreamResponse) -> float | None:
     """Return the cooldown in seconds of an engine that sheds load, from seconds or a date in Retry-After (RFC 9110
     section 10.2.3). None for a 503 without a valid Retry-After: that engine is full, or fails."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from router.core.facts.placements import Usage
-from router.prewarm.prefixes import Prefix
+from router.core.types.placements import Usage
+from router.prewarm.prefixes import WarmupPrompt
 
 ERRORS_MAX = 10  # errors shown per job
 
 
-class Why(StrEnum):
+class WarmupReason(StrEnum):
     """Reason for warming a replica."""
 
     JOINED = "joined"
@@ -30,15 +30,15 @@ class JobState(StrEnum):
 
 
 @dataclass(slots=True)
-class Job:
+class WarmupJob:
     """Job for one replica. Prompts of the file are sent first, then `prefixes`, then `templates`."""
 
     replica: str
-    why: Why
+    why: WarmupReason
     tokens_max: int
     templates: int
     file: str = ""
-    prefixes: tuple[Prefix, ...] = ()
+    prefixes: tuple[WarmupPrompt, ...] = ()
     call: int = 0  # number of the call that requested it; 0 for no call
     state: JobState = JobState.WAITING
     sent: int = 0
@@ -49,13 +49,13 @@ class Job:
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
-    def took(self, usage: Usage) -> None:
+    def record_prompt(self, usage: Usage) -> None:
         """Count a prompt that was sent."""
         self.sent += 1
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens or 0
 
-    def trouble(self, why: str) -> None:
+    def record_error(self, why: str) -> None:
         """Record an error, each kind once."""
         if why not in self.errors and len(self.errors) < ERRORS_MAX:
             self.errors.append(why)

@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from router.core.dialects import PATHS, BadBody, warming
-from router.core.prompts.bodies import UNREADABLE
-from router.settings.files import read_at_most
+from router.config.files import read_at_most
+from router.core.dialects import PATHS, InvalidBody, prefill_only
+from router.core.prompts.json_fields import UNREADABLE
 
 FILE_BYTES_MAX, PREFIXES_MAX = 16 << 20, 1_024
 PROBLEMS_MAX = 20  # problems reported at once
 
 
-class Prefix(msgspec.Struct, frozen=True, gc=False):
+class WarmupPrompt(msgspec.Struct, frozen=True, gc=False):
     """Request with a prompt that should be cached. For a learned template, `key` is the chain key of the shared part,
     and `messages` the number of shared messages."""
 
@@ -29,7 +29,7 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     messages: int = 0
 
 
-class Row(msgspec.Struct, forbid_unknown_fields=True):
+class PrefixRow(msgspec.Struct, forbid_unknown_fields=True):
     """Request in a file or a call."""
 
     path: str
@@ -44,10 +44,10 @@ class PrefixesError(ValueError):
         self.problems = problems
 
 
-_decode_row = msgspec.json.Decoder(Row).decode
+_decode_row = msgspec.json.Decoder(PrefixRow).decode
 
 
-def read(file: Path) -> list[Prefix]:
+def read(file: Path) -> list[WarmupPrompt]:
     """Read all requests of a file, in order. Raises PrefixesError."""
     try:
         text = read_at_most(file, FILE_BYTES_MAX)
@@ -55,7 +55,7 @@ def read(file: Path) -> list[Prefix]:
         raise PrefixesError([f"{file}: {error.strerror or error}"]) from error
     if len(text) > FILE_BYTES_MAX:
         raise PrefixesError([f"{file}: is longer than {FILE_BYTES_MAX >> 20} MiB"])
-    rows, problems = list[tuple[str, Row]](), list[str]()
+    rows, problems = list[tuple[str, PrefixRow]](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{file}, line {number}"
         if not line.strip():
@@ -66,12 +66,12 @@ def read(file: Path) -> list[Prefix]:
             problems.append(f'{where}: is no {{"path": ..., "body": {{...}}}}: {error}')
     if len(rows) > PREFIXES_MAX:
         raise PrefixesError([f"{file}: has more than {PREFIXES_MAX} prefixes"])
-    return _checked(rows, problems)
+    return _validate_rows(rows, problems)
 
 
-def given(rows: Sequence[Row]) -> list[Prefix]:
+def prompts_from_request(rows: Sequence[PrefixRow]) -> list[WarmupPrompt]:
     """Check the requests of a call. Raises PrefixesError."""
-    return _checked([(f"requests[{number}]", row) for number, row in enumerate(rows)], [])
+    return _validate_rows([(f"requests[{number}]", row) for number, row in enumerate(rows)], [])
 
 
 def file_problems(key: str, file: str) -> list[str]:
@@ -84,17 +84,17 @@ def file_problems(key: str, file: str) -> list[str]:
     return []
 
 
-def _checked(rows: Sequence[tuple[str, Row]], problems: list[str]) -> list[Prefix]:
+def _validate_rows(rows: Sequence[tuple[str, PrefixRow]], problems: list[str]) -> list[WarmupPrompt]:
     prefixes = []
     for where, row in rows:
         body = bytes(row.body)
         try:
-            warming.prefill_only(row.path, warming.fields_of(body))
+            prefill_only.prefill_only(row.path, prefill_only.fields_of(body))
             PATHS[row.path].parse(row.path, body, keep=False)
-        except (warming.NotWarmable, BadBody) as error:
+        except (prefill_only.NotWarmable, InvalidBody) as error:
             problems.append(f"{where}: {error}")
         else:
-            prefixes.append(Prefix(row.path, body))
+            prefixes.append(WarmupPrompt(row.path, body))
     if problems:
         raise PrefixesError(problems[:PROBLEMS_MAX])
     return prefixes

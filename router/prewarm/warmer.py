@@ -18,12 +18,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from router.core.facts.misses import Template
+from router.config.schema import PrewarmSettings
 from router.core.placement.router import Router
-from router.prewarm.jobs import Job, JobState, Why
-from router.prewarm.prefixes import Prefix, PrefixesError, read
-from router.prewarm.sending import PromptSender, SendFailed, Skipped
-from router.settings.schema import PrewarmSettings
+from router.core.types.misses import Template
+from router.prewarm.jobs import JobState, WarmupJob, WarmupReason
+from router.prewarm.prefixes import PrefixesError, WarmupPrompt, read
+from router.prewarm.sender import PromptSender, SendFailed, WarmupSkipped
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ class Warmer:
         self._hottest = hottest
         self._counted = counted
         self._released = released
-        self._due: dict[str, Why] = {}
+        self._due: dict[str, WarmupReason] = {}
         self._lives: dict[str, deque[float]] = {}  # times when the replica became due, by replica
-        self._jobs: dict[asyncio.Task[None], Job] = {}  # jobs that have not ended
+        self._jobs: dict[asyncio.Task[None], WarmupJob] = {}  # jobs that have not ended
         self._unasked: set[str] = set()  # replicas with a job that no call requested
         self._running: set[str] = set()  # replicas with a running job
-        self._last: deque[Job] = deque(maxlen=LAST_MAX)
+        self._last: deque[WarmupJob] = deque(maxlen=LAST_MAX)
         self._turn = asyncio.Lock()  # held by the running job, among those with a replica that is not deferred
         self._turns: dict[str, asyncio.Lock] = {}  # one lock per replica
         self._calls = 0
@@ -94,15 +94,15 @@ class Warmer:
 
     # -- events of replicas ----------------------------------------------------------------------------------------
 
-    def joined(self, replica: str, *, new: bool) -> None:
+    def on_replica_added(self, replica: str, *, new: bool) -> None:
         """Handle a replica that joined. `new`: True if it joined after the router started."""
-        self._expect(replica, Why.JOINED, hold=new)
+        self._expect(replica, WarmupReason.JOINED, hold=new)
 
-    def cleared(self, replica: str) -> None:
+    def on_cache_cleared(self, replica: str) -> None:
         """Handle the loss of the replica's cache."""
-        self._expect(replica, Why.RESTARTED, hold=True)
+        self._expect(replica, WarmupReason.RESTARTED, hold=True)
 
-    def refused(self, replica: str) -> None:
+    def on_connection_refused(self, replica: str) -> None:
         """Handle a refused connection: no process listens at the replica. The engine that starts there is new, even if
         the router has seen none before."""
         if replica in self._due:
@@ -116,9 +116,9 @@ class Warmer:
         if replica in self._unasked:
             return  # `_ended` calls this again
         s = self.settings
-        self._start(Job(replica, self._due.pop(replica), s.tokens_max, s.templates, s.prefixes_file))
+        self._start(WarmupJob(replica, self._due.pop(replica), s.tokens_max, s.templates, s.prefixes_file))
 
-    def left(self, replica: str) -> None:
+    def on_replica_removed(self, replica: str) -> None:
         """Handle a replica that left."""
         self._due.pop(replica, None)
         self._lives.pop(replica, None)
@@ -127,23 +127,26 @@ class Warmer:
         for task, job in self._jobs.items():
             if job.replica == replica:
                 job.state = JobState.FAILED
-                job.trouble("it left")
+                job.record_error("it left")
                 task.cancel()
 
-    def warming(self, replica: str) -> bool:
+    def is_warming(self, replica: str) -> bool:
         """True if the replica's cache is being filled, or its traffic is deferred until then."""
         return replica in self._running or self._router.is_warming_up(replica)
 
     # -- requests of callers ---------------------------------------------------------------------------------------
 
-    def ask(
-        self, replicas: Iterable[str], prefixes: Sequence[Prefix], templates: int, *, file: str, tokens_max: int
-    ) -> tuple[list[Job], list[asyncio.Task[None]]]:
+    def request(
+        self, replicas: Iterable[str], prefixes: Sequence[WarmupPrompt], templates: int, *, file: str, tokens_max: int
+    ) -> tuple[list[WarmupJob], list[asyncio.Task[None]]]:
         """Warm these replicas, one after another. Raises Busy."""
         if len({job.call for job in self._jobs.values() if job.call}) >= CALLS_MAX:
             raise Busy
         self._calls += 1
-        jobs = [Job(id_, Why.ASKED, tokens_max, templates, file, tuple(prefixes), self._calls) for id_ in replicas]
+        jobs = [
+            WarmupJob(id_, WarmupReason.ASKED, tokens_max, templates, file, tuple(prefixes), self._calls)
+            for id_ in replicas
+        ]
         return jobs, [self._start(job) for job in jobs]
 
     def state(self) -> dict[str, Any]:
@@ -157,7 +160,7 @@ class Warmer:
 
     # -- internals -------------------------------------------------------------------------------------------------
 
-    def _expect(self, replica: str, why: Why, *, hold: bool) -> None:
+    def _expect(self, replica: str, why: WarmupReason, *, hold: bool) -> None:
         if not self._automatic:
             return
         if replica not in self._due:
@@ -191,15 +194,15 @@ class Warmer:
             )
             self._released(replica)
 
-    def _start(self, job: Job) -> asyncio.Task[None]:
+    def _start(self, job: WarmupJob) -> asyncio.Task[None]:
         task = asyncio.create_task(self._run(job))
         self._jobs[task] = job
-        if job.why is not Why.ASKED:
+        if job.why is not WarmupReason.ASKED:
             self._unasked.add(job.replica)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_job_done)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_job_done(self, task: asyncio.Task[None]) -> None:
         job = self._jobs.pop(task)
         job.prefixes = ()
         self._last.append(job)
@@ -208,13 +211,13 @@ class Warmer:
         if task.exception() is not None:
             job.state = JobState.FAILED
             log.error("bug: warming failed inside the router", exc_info=task.exception(), extra={"event": "bug"})
-        if job.why is not Why.ASKED:
+        if job.why is not WarmupReason.ASKED:
             self._unasked.discard(job.replica)
             self._release(job.replica, "it is warm" if job.state is JobState.DONE else "warming it failed")
             self.ready(job.replica)
 
-    async def _run(self, job: Job) -> None:
-        held = self._router.is_to_warm_up(job.replica) and job.why is not Why.ASKED
+    async def _run(self, job: WarmupJob) -> None:
+        held = self._router.is_to_warm_up(job.replica) and job.why is not WarmupReason.ASKED
         late = None
         if held:  # the limit includes the time for which the job waits
             why = "warming it took too long"
@@ -224,12 +227,12 @@ class Warmer:
                 if not held:
                     await turns.enter_async_context(self._turn)
                 await turns.enter_async_context(self._turns.setdefault(job.replica, asyncio.Lock()))
-                await self._timed(job)
+                await self._run_with_timeout(job)
         finally:
             if late is not None:
                 late.cancel()
 
-    async def _timed(self, job: Job) -> None:
+    async def _run_with_timeout(self, job: WarmupJob) -> None:
         """Run a job within `timeout_s`, with a log line before and after."""
         fields = {"replica": job.replica, "why": job.why}
         log.info("replica is being warmed", extra={"event": "replica_warming", "fields": fields})
@@ -240,7 +243,7 @@ class Warmer:
                 await self._warm(job)
         except TimeoutError:
             job.state = JobState.FAILED
-            job.trouble("it took longer than prewarm.timeout_s")
+            job.record_error("it took longer than prewarm.timeout_s")
         finally:
             job.seconds = self._clock() - began_s
             self._running.discard(job.replica)
@@ -251,50 +254,50 @@ class Warmer:
         event = {"event": "warming_failed" if failed else "replica_warm", "fields": job.row()}
         log.log(logging.WARNING if failed else logging.INFO, text, extra=event)
 
-    async def _warm(self, job: Job) -> None:
+    async def _warm(self, job: WarmupJob) -> None:
         failures, budget = 0, self._budget(job)
         for prefix in await self._prefixes(job):
-            while self._sender.full(job.replica):  # noqa: ASYNC110 - clients first; rare
+            while self._sender.is_at_capacity(job.replica):  # noqa: ASYNC110 - clients first; rare
                 await asyncio.sleep(PAUSE_S)
             try:
                 usage = await self._sender.send(job.replica, prefix, budget - job.prompt_tokens)
-            except Skipped as skipped:
+            except WarmupSkipped as skipped:
                 job.skipped += 1
-                job.trouble(str(skipped))
+                job.record_error(str(skipped))
                 self._counted("skipped", 0)
             except SendFailed as failed:
                 job.failed += 1
                 failures += 1
-                job.trouble(str(failed))
+                job.record_error(str(failed))
                 self._counted("failed", 0)
                 if failed.gone or failures >= FAILURES_MAX:
                     return
             else:
                 failures = 0
-                job.took(usage)
+                job.record_prompt(usage)
                 self._counted("ok", usage.prompt_tokens)
 
-    def _budget(self, job: Job) -> int:
+    def _budget(self, job: WarmupJob) -> int:
         """Return the number of tokens to send, limited to the size of the cache. Otherwise the last prompts would evict
         the first."""
         member = self._router.member(job.replica)
         capacity = member.load.kv_tokens_max if member is not None else None
         return min(job.tokens_max, capacity) if capacity else job.tokens_max
 
-    async def _prefixes(self, job: Job) -> list[Prefix]:
+    async def _prefixes(self, job: WarmupJob) -> list[WarmupPrompt]:
         """Return all prompts of the job. The file is read anew, because it may be long and is not kept in memory."""
-        prefixes: list[Prefix] = []
+        prefixes: list[WarmupPrompt] = []
         if job.file:
             try:
                 prefixes += await asyncio.get_running_loop().run_in_executor(None, read, Path(job.file))
             except PrefixesError as error:
                 job.failed += 1
                 for problem in error.problems:
-                    job.trouble(problem)
+                    job.record_error(problem)
         prefixes += job.prefixes
         if job.templates:
             prefixes += [
-                Prefix(each.path, each.body, each.key, each.messages)
+                WarmupPrompt(each.path, each.body, each.key, each.messages)
                 for each in self._hottest(job.templates)
                 if each.key and each.body
             ]

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_FILE = Path(__file__).with_name("commit.txt")
 COMMIT_CHARS_MAX = 64  # a git hash has 40 or 64 digits
-NATIVE_MODULE = "router.core.facts.requests"  # compiled if any module is compiled (deploy/compiled.py)
+NATIVE_MODULE = "router.core.types.requests"  # compiled if any module is compiled (deploy/compiled.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def build(commit_file: Path = COMMIT_FILE) -> Build:
     )
 
 
-def tell_build() -> None:
+def log_build_info() -> None:
     """Log the running build, once for each start of the router."""
     log.info("warmroute has started", extra={"event": "started", "fields": asdict(build())})
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from router.core.dialects import PATHS
-from router.core.dialects.continuing import APPROXIMATE, EXACT, REASONS
-from router.core.dialects.repairs import REPAIRS
-from router.core.facts.misses import Change, Miss, TokenPlace
-from router.core.facts.placements import Ending, Grade
-from router.core.facts.requests import Priority
+from router.core.dialects.failover import APPROXIMATE, EXACT, REASONS
+from router.core.dialects.tool_normalization import REPAIRS
 from router.core.placement.spill import SpillCause
+from router.core.types.misses import DifferenceKind, MissReason, TokenFate
+from router.core.types.placements import Confidence, EndReason
+from router.core.types.requests import Priority
 from router.telemetry.series import Labels
 
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
@@ -190,16 +190,16 @@ CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of failure 
 
 FALLBACK = "fallback"  # kind of failure behind a gateway: an endpoint was unreachable and the gateway took the next one
 _OUTCOMES = (
-    *(ending.value for ending in (Ending.OK, Ending.CLIENT_LEFT, Ending.REFUSED_BY_ENGINE, Ending.FAILED)),
+    *(ending.value for ending in (EndReason.OK, EndReason.CLIENT_LEFT, EndReason.REFUSED_BY_ENGINE, EndReason.FAILED)),
     *KINDS,
     FALLBACK,
 )
 # Series that exist from the first scrape on. A series that appears with its first increment has no rate that shows it.
-BEGUN: dict[str, list[Labels]] = {
+PREDECLARED_SERIES: dict[str, list[Labels]] = {
     "requests": [(path, "none", 503) for path in PATHS],  # refusals for models that no replica serves
-    "graded_requests": [(grade,) for grade in Grade],
-    "predictions": [(grade, result) for grade in Grade for result in ("equal", "over", "under")],
-    "overpredicted_tokens": [(grade,) for grade in Grade],
+    "graded_requests": [(grade,) for grade in Confidence],
+    "predictions": [(grade, result) for grade in Confidence for result in ("equal", "over", "under")],
+    "overpredicted_tokens": [(grade,) for grade in Confidence],
     "attempts": [(outcome,) for outcome in _OUTCOMES],
     "retries": [(kind,) for kind in (*KINDS, FALLBACK)],
     "continued_streams": [(how, cause) for how in (EXACT, APPROXIMATE) for cause in CAUSES],
@@ -209,12 +209,12 @@ BEGUN: dict[str, list[Labels]] = {
     "prewarm_requests": [("ok",), ("failed",), ("skipped",)],
     "prewarm_tokens": [()],
     "replays": [()],
-    "differences": [(change.value,) for change in Change],
+    "differences": [(change.value,) for change in DifferenceKind],
     "repairs": [(repair,) for repair in REPAIRS],
 }
 
-WITHIN = ("p50", "p90", "later")  # predictions of a time to first token
-KEPT = ("in_time", "late", "none")  # outcomes of deadlines for first tokens
+PREDICTION_BUCKETS = ("p50", "p90", "later")  # predictions of a time to first token
+DEADLINE_OUTCOMES = ("in_time", "late", "none")  # outcomes of deadlines for first tokens
 
 # Series that begin with the first request of a model, for the first MODELS_BEGUN_MAX models. The model's label comes
 # last.
@@ -224,14 +224,14 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
         *((code, each.name.lower()) for code in ("overloaded", "rate_limited") for each in Priority),
         ("slo_unreachable", Priority.LOW.name.lower()),
     ],
-    "deadlines": [(kept, each.name.lower()) for kept in KEPT for each in Priority],
+    "deadlines": [(kept, each.name.lower()) for kept in DEADLINE_OUTCOMES for each in Priority],
     "spills": [(cause.value,) for cause in SpillCause],
     "spilled_tokens": [(cause.value,) for cause in SpillCause],
-    "miss_tokens": [(miss.value,) for miss in Miss],
+    "miss_tokens": [(miss.value,) for miss in MissReason],
     "hit_tokens": [("genuine",), ("replay",)],
     "loaded_tokens": [()],
-    "funnel_tokens": [(place.value,) for place in TokenPlace],
+    "funnel_tokens": [(place.value,) for place in TokenFate],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
-    "ttft_predictions": [(within,) for within in WITHIN],
+    "ttft_predictions": [(within,) for within in PREDICTION_BUCKETS],
 }

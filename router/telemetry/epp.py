@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from router.core.facts.placements import Ending
+from router.core.types.placements import EndReason
 from router.telemetry.gen_ai import CLIENT_LEFT_STATUS, EMBEDDINGS, OPERATIONS
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
@@ -113,7 +113,7 @@ class EppTallies:
                 twin.series = made.series
                 self._shown.append(twin)
 
-    def all(self) -> list[Counter | Histogram]:
+    def list_families(self) -> list[Counter | Histogram]:
         """Return the requested families, in the order of the page."""
         return self._shown
 
@@ -126,11 +126,11 @@ class EppTallies:
         model = (label, label)
         placed = record.receipt is not None
         if placed:
-            self._counters["request_total"].of(*model)[0] += 1
+            self._counters["request_total"].get_series(*model)[0] += 1
         if record.status >= 400 and record.status != CLIENT_LEFT_STATUS:
-            self._counters["request_error_total"].of(*model, str(record.status))[0] += 1
+            self._counters["request_error_total"].get_series(*model, str(record.status))[0] += 1
         self._add("flow_control_request_queue_duration_seconds", record.queued_s, _outcome(record), POOL, *model)
-        if placed and record.ending == Ending.OK and record.status < 400:
+        if placed and record.ending == EndReason.OK and record.status < 400:
             self._observe_answer(record, model, streams=operation != EMBEDDINGS and record.stream)
 
     def _observe_answer(self, record: RequestRecord, model: tuple[str, str], *, streams: bool) -> None:
@@ -154,7 +154,7 @@ class EppTallies:
 
     def _add(self, name: str, value: float, *labels: str) -> None:
         histogram = self._histograms[name]
-        histogram.add(histogram.of(*labels), value)
+        histogram.add(histogram.get_series(*labels), value)
 
 
 def _family(alias: Alias, name: str) -> Counter | Histogram:

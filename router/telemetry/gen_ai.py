@@ -7,7 +7,7 @@ It is a client of its replicas, from the first call to the end, retries included
 changed are present twice, because dashboards exist for both; the two share their numbers.
 
 Only requests that generate or embed are counted, by the conventions' operations. Labels are bounded: operations and
-types of errors are fixed sets, models are those of tallies.py, and providers are the kinds of engines that replicas
+types of errors are fixed sets, models are those of counters.py, and providers are the kinds of engines that replicas
 name, the first PROVIDERS_MAX. An unknown attribute is an empty label, which Prometheus treats as absent. Values that
 engines do not report are not counted: modality, reasoning tokens, tokens written to a cache.
 """
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from router.core.facts.placements import Ending
-from router.settings.keys import OTHER
+from router.config.api_keys import OTHER
+from router.core.types.placements import EndReason
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
@@ -44,7 +44,7 @@ TOKENS: Bounds = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 
 
 PREFIX, WITH = "gen_ai_", "With metrics.otel_names: "
 _BASE = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
-_BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
+_BROKE_OFF = (EndReason.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
 CLIENT_LEFT_STATUS = 499  # not an error of a replica
 
 
@@ -100,7 +100,7 @@ class GenAiTallies:
             )
         ]
 
-    def all(self) -> list[Counter | Histogram]:
+    def list_families(self) -> list[Counter | Histogram]:
         """Return all families, in the order of the page."""
         served: list[Counter | Histogram] = [self._duration, self._ttft, self._output_token, self._tokens]
         called: list[Counter | Histogram] = [self._called, self._inferred, self._first_chunk, self._first_inferred]
@@ -114,20 +114,20 @@ class GenAiTallies:
         base = (operation, self._provider(record.model), self._label(record.model) if record.model else "")
         error = error_type(record)
         kind = (error or "").partition(":")[0]
-        self._duration.add(self._duration.of(*base, kind), record.duration_s)
+        self._duration.add(self._duration.get_series(*base, kind), record.duration_s)
         usage = record.usage
         if usage is not None:
             for of, tokens in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
-                self._tokens.add(self._tokens.of(*base, of), tokens)
-        succeeded = error is None and record.ending == Ending.OK
+                self._tokens.add(self._tokens.get_series(*base, of), tokens)
+        succeeded = error is None and record.ending == EndReason.OK
         if record.receipt is not None:
             self._observe_client(record, base, kind, succeeded=succeeded)
         if not succeeded:
             return
         if record.ttft_s is not None:
-            self._ttft.add(self._ttft.of(*base), record.ttft_s)
+            self._ttft.add(self._ttft.get_series(*base), record.ttft_s)
         if record.inter_token_s is not None:
-            self._output_token.add(self._output_token.of(*base), _per_token_s(record, record.inter_token_s))
+            self._output_token.add(self._output_token.get_series(*base), _per_token_s(record, record.inter_token_s))
 
     def _observe_client(
         self, record: RequestRecord, base: tuple[str, str, str], error: str, *, succeeded: bool
@@ -138,20 +138,20 @@ class GenAiTallies:
             error = str(record.status)
         infers = base[0] != EMBEDDINGS
         called_s = max(0.0, record.duration_s - (record.overhead_s or 0.0))
-        series = _shared(self._called, self._inferred if infers else None, (*base, error))
+        series = _get_shared_series(self._called, self._inferred if infers else None, (*base, error))
         self._called.add(series, called_s)
         if record.ttft_s is not None:
-            series = _shared(self._first_chunk, self._first_inferred if infers else None, base)
+            series = _get_shared_series(self._first_chunk, self._first_inferred if infers else None, base)
             self._first_chunk.add(series, record.ttft_s)
         if not infers:
             return
         usage = record.usage
         counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0) if usage else (0, 0, 0)
         for counter, tokens in zip(self._used, counts, strict=True):
-            counter.of(*base, UNKNOWN)[0] += tokens
+            counter.get_series(*base, UNKNOWN)[0] += tokens
         if usage is not None and succeeded:
             for histogram, tokens in zip(self._of_operation, counts[:2], strict=True):
-                histogram.add(histogram.of(*base), tokens)
+                histogram.add(histogram.get_series(*base), tokens)
 
     def _provider(self, model: str) -> str:
         kinds = list(self._engines(model)) if model else []
@@ -182,12 +182,12 @@ def _newer(text: str) -> str:
     return f"{text.removesuffix('.')}; the conventions' newer name, without embeddings."
 
 
-def _shared(histogram: Histogram, twin: Histogram | None, labels: tuple[str, ...]) -> list[float]:
+def _get_shared_series(histogram: Histogram, twin: Histogram | None, labels: tuple[str, ...]) -> list[float]:
     """Return the series with these label values. The twin shares it: the series is counted once and shown under both
     names."""
     series = histogram.series.get(labels)
     if series is None:
-        series = histogram.of(*labels)
+        series = histogram.get_series(*labels)
         if twin is not None:
             twin.series[labels] = series
     return series

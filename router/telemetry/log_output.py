@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from router.telemetry.log_writer import Writer
+from router.telemetry.log_writer import AsyncLogWriter
 from router.telemetry.record import RequestRecord
 
 
@@ -22,14 +22,14 @@ class LogStyle(Protocol):
     def ordinary(self, record: logging.LogRecord) -> bytes:
         """Return the line or lines of a record of the logging module."""
 
-    def dropped(self, at_s: float, lines: int) -> bytes:
+    def render_dropped(self, at_s: float, lines: int) -> bytes:
         """Return the line that reports how many lines were dropped."""
 
 
 class LogOutput(logging.Handler):
     """Handler of the logging module's records. Lines of requests go to the same writer directly."""
 
-    def __init__(self, writer: Writer, style: LogStyle, *, requests: bool) -> None:
+    def __init__(self, writer: AsyncLogWriter, style: LogStyle, *, requests: bool) -> None:
         super().__init__()
         self.writer, self.style, self.requests = writer, style, requests
 

@@ -20,7 +20,7 @@ BUFFER_BYTES_MAX = 1 << 22
 CLOSE_S = 1.0
 
 
-class Writer:
+class AsyncLogWriter:
     """Bounded buffer of lines with the thread that empties it. `write` never waits for a reader."""
 
     def __init__(

@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.core.facts.misses import Miss, TokenPlace
-from router.core.facts.placements import Ending
+from router.core.types.misses import MissReason, TokenFate
+from router.core.types.placements import EndReason
 from router.telemetry.log_output import LogOutput, LogStyle
-from router.telemetry.log_writer import Writer, sink
+from router.telemetry.log_writer import AsyncLogWriter, sink
 from router.telemetry.record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ requests_log = logging.getLogger("router.requests")
 _out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
-_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
+_HELD_ELSEWHERE = TokenFate.HELD_ELSEWHERE
 REQUEST = "request"  # sentence and event of a request's line
-_BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that began and did not complete
+_BROKEN = (EndReason.FAILED, EndReason.UNREACHED, "drained")  # endings of answers that began and did not complete
 
 
 def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
@@ -41,7 +41,7 @@ def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> 
     """
     global _out
     style: LogStyle = _Json() if format_ == "json" else _Text()
-    writer = Writer(sink(sys.stderr), lambda lines: style.dropped(time.time(), lines), shared=shared)
+    writer = AsyncLogWriter(sink(sys.stderr), lambda lines: style.render_dropped(time.time(), lines), shared=shared)
     _out = LogOutput(writer, style, requests=requests)
     logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)
@@ -69,11 +69,11 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
     elif requests_log.isEnabledFor(logging.INFO):  # the router is embedded in another program, which has set up logging
         for record in records:
             made = _request("", record)
-            extra = {"event": REQUEST, "fields": _shown(made)}
+            extra = {"event": REQUEST, "fields": _list_set_fields(made)}
             requests_log.log(logging.getLevelNamesMapping()[made.level.upper()], REQUEST, extra=extra)
 
 
-def dropped() -> int:
+def count_dropped() -> int:
     """Return the number of lines since `setup` that were dropped because standard error did not take them in time."""
     return _out.writer.dropped if _out is not None else 0
 
@@ -102,8 +102,8 @@ class _RequestLine(msgspec.Struct):
     cached_tokens: int | UnsetType | None = UNSET
     completion_tokens: int | UnsetType = UNSET
     hit_tokens: int | UnsetType = UNSET
-    miss: Mapping[Miss, int] | UnsetType = UNSET
-    places: Mapping[TokenPlace, int] | UnsetType = UNSET
+    miss: Mapping[MissReason, int] | UnsetType = UNSET
+    places: Mapping[TokenFate, int] | UnsetType = UNSET
     held: str | UnsetType = UNSET
     retries: list[str] | UnsetType = UNSET
     continued: str | UnsetType = UNSET
@@ -163,7 +163,7 @@ def _level(record: RequestRecord) -> str:
     return "error" if record.status == 500 and record.error == "internal_error" else "warning"
 
 
-def _shown(line: _RequestLine) -> dict[str, object]:
+def _list_set_fields(line: _RequestLine) -> dict[str, object]:
     """Return the fields that are set, without those that every line has."""
     names = line.__struct_fields__[5:]
     return {name: value for name in names if (value := getattr(line, name)) is not UNSET}
@@ -208,7 +208,7 @@ class _Json:
             fields = {"event": event, **fields}
         return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
-    def dropped(self, at_s: float, lines: int) -> bytes:
+    def render_dropped(self, at_s: float, lines: int) -> bytes:
         return self._line(at_s, "warning", __name__, "log lines dropped", {"event": DROPPED, "lines": lines})
 
     def _line(self, at_s: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
@@ -222,7 +222,7 @@ class _Text:
 
     def request(self, at_s: float, record: RequestRecord) -> bytes:
         line = _request("", record)
-        return self._line(at_s, line.level, REQUEST, _shown(line))
+        return self._line(at_s, line.level, REQUEST, _list_set_fields(line))
 
     def ordinary(self, record: logging.LogRecord) -> bytes:
         fields = getattr(record, "fields", {})
@@ -231,7 +231,7 @@ class _Text:
             line += b"\n" + logging.Formatter().formatException(record.exc_info).encode(errors="replace")
         return line
 
-    def dropped(self, at_s: float, lines: int) -> bytes:
+    def render_dropped(self, at_s: float, lines: int) -> bytes:
         return self._line(at_s, "warning", "log lines dropped", {"lines": lines})
 
     def _line(self, at_s: float, level: str, message: str, fields: Mapping[str, object]) -> bytes:
@@ -252,7 +252,7 @@ def _plain(value: object) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def say_listening(url: str, admin_url: str) -> None:
+def log_listening(url: str, admin_url: str) -> None:
     """Write the addresses of both listeners to standard output, for programs that start the router. It is one write,
     because on an unbuffered output `print` writes the end of the line separately, and a log line may come between."""
     sys.stdout.write(f"listening {url} admin {admin_url}\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-from router.core.facts.misses import Breakdown, Sighting, TokenPlace
-from router.core.facts.placements import Receipt, Usage
-from router.core.facts.requests import Priority
+from router.core.types.misses import PromptAnalysis, TokenBreakdown, TokenFate
+from router.core.types.placements import Receipt, Usage
+from router.core.types.requests import Priority
 
 CAUSE = " Cause: "  # stands in an error's text before the failure behind the router, which may name replicas
 
@@ -36,14 +36,14 @@ class RequestRecord(Struct):
     tenant: str = ""
     queued_s: float = 0.0  # time in the router's queue
     trace_id: str = ""  # "" if the request is not traced
-    sighting: Sighting | None = None
+    sighting: PromptAnalysis | None = None
     # reasons for missed tokens, by the engine's count if reported, otherwise as predicted
-    miss: Breakdown | None = None
-    places: dict[TokenPlace, int] | None = None  # tokens by the place where they ended, computed from `miss` once
+    miss: TokenBreakdown | None = None
+    places: dict[TokenFate, int] | None = None  # tokens by the place where they ended, computed from `miss` once
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client received
     session: str = ""  # `session_key` of the name that the client gave its session; "" for none
-    agent: str = ""  # kind of the client's agent (core/prompts/agents.py); "" if unknown
+    agent: str = ""  # kind of the client's agent (core/prompts/agent_headers.py); "" if unknown
     agent_id: str = ""  # `session_key` of the agent's conversation; "" for none
     agent_parent: str = ""  # `session_key` of the conversation that started it; "" for none
     agent_final: bool = False  # True if the client declares the conversation finished

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import TypeAlias
 
-from router.core.facts.misses import Miss, TokenPlace
+from router.core.types.misses import MissReason, TokenFate
 
 RECENT_S = 300.0
 FADE_S = 0.25
@@ -30,7 +30,7 @@ class Counter:
         for labels in series:
             self.series[labels] = [0.0]
 
-    def of(self, *labels: object) -> list[float]:
+    def get_series(self, *labels: object) -> list[float]:
         """Return the series with these label values; a new one begins at 0."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0])
 
@@ -50,9 +50,9 @@ class Histogram:
         # The last traced observation of each bucket: value, trace id in hexadecimal, Unix time in seconds.
         self.exemplars: dict[Labels, dict[int, tuple[float, str, float]]] = {}
         if not labels:
-            self.of()
+            self.get_series()
 
-    def of(self, *labels: object) -> list[float]:
+    def get_series(self, *labels: object) -> list[float]:
         """Return the series with these label values; a new one begins at 0."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
 
@@ -74,29 +74,29 @@ class RecentTokens:
     third of tokens added now. `verified`: prompt tokens of answers with a cached-token count by the engine. `told`: the
     hits among them."""
 
-    __slots__ = ("at_s", "hit", "predicted", "prompt", "told", "verified")
+    __slots__ = ("at_s", "hit", "predicted", "prompt", "verified", "verified_hit")
 
     def __init__(self) -> None:
-        self.prompt = self.hit = self.predicted = self.verified = self.told = self.at_s = 0.0
+        self.prompt = self.hit = self.predicted = self.verified = self.verified_hit = self.at_s = 0.0
 
     def add(self, prompt: int, hit: int, predicted: int, verified: bool, now_s: float) -> None:
         """Add one prompt. The sums fade only if at least FADE_S has passed."""
         if now_s > self.at_s + FADE_S:  # records of several workers may arrive out of order
-            fade = self.faded(now_s)
+            fade = self.get_decay_factor(now_s)
             self.at_s = now_s
             self.prompt *= fade
             self.hit *= fade
             self.predicted *= fade
             self.verified *= fade
-            self.told *= fade
+            self.verified_hit *= fade
         self.prompt += prompt
         self.hit += hit
         self.predicted += predicted
         if verified:
             self.verified += prompt
-            self.told += hit
+            self.verified_hit += hit
 
-    def faded(self, now_s: float) -> float:
+    def get_decay_factor(self, now_s: float) -> float:
         """Return the factor that brings the sums to the time `now_s`."""
         return exp((self.at_s - now_s) / RECENT_S)
 
@@ -136,8 +136,8 @@ class ModelSeries:
         self.completion: list[float] | None = None
         self.genuine: list[float] | None = None  # hits in prompts that do not repeat an earlier one
         self.replayed: list[float] | None = None
-        self.misses: dict[Miss, list[float]] = {}
-        self.places: dict[TokenPlace, list[float]] = {}
+        self.misses: dict[MissReason, list[float]] = {}
+        self.places: dict[TokenFate, list[float]] = {}
         self.recent = RecentTokens()
 
 
@@ -145,7 +145,17 @@ class PlacementSeries:
     """Series of placements of one model on one replica, for one reason, with predictions of one grade. The series of a
     replica that has left are not shown."""
 
-    __slots__ = ("completion", "computed", "decisions", "graded", "key", "placed", "requests", "told", "ttft")
+    __slots__ = (
+        "completion",
+        "computed",
+        "decisions",
+        "graded",
+        "key",
+        "placed",
+        "requests",
+        "ttft",
+        "verified_tokens",
+    )
 
     def __init__(
         self,
@@ -160,4 +170,4 @@ class PlacementSeries:
         answers with a cached-token count. `key`: the replica and the model's label."""
         self.decisions, self.graded = decisions, graded
         self.placed, self.computed, self.requests, self.completion = of_replica
-        self.ttft, self.told, self.key = ttft, told, key
+        self.ttft, self.verified_tokens, self.key = ttft, told, key

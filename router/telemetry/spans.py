@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from router.core.dialects.told import Told, told_by, told_by_stream
-from router.core.facts.placements import Ending, Receipt
-from router.core.facts.replicas import Replica
+from router.core.dialects.response_metadata import ResponseMetadata, told_by, told_by_stream
+from router.core.types.placements import EndReason, Receipt
+from router.core.types.replicas import Replica
 from router.telemetry.gen_ai import OPERATIONS, error_type
 from router.telemetry.record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
@@ -31,7 +31,7 @@ Attributes: TypeAlias = dict[str, str | int | float | bool | tuple[str, ...]]
 
 ID_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))  # engines keep no answer of these
 
-_BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
+_BROKE_OFF = (EndReason.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Attempt:
     failure: str = ""  # kind of failure before an answer began; "" for none
 
 
-class Moments:
+class RequestTrace:
     """Moments of one traced request."""
 
     __slots__ = (
@@ -83,13 +83,13 @@ class Moments:
         self.attempts: list[Attempt] = []
         self._new_id = new_id
 
-    def called(self, receipt: Receipt, now_s: float) -> bytes:
+    def record_call(self, receipt: Receipt, now_s: float) -> bytes:
         """Record the call of a replica. Returns the `traceparent` header line for it."""
         span_id = self._new_id()
         self.attempts.append(Attempt(receipt, span_id, now_s))
         return b"traceparent: %b\r\n" % traceparent(self.trace_id, span_id, sampled=True)
 
-    def answered(self, status: int, now_s: float, *, whole: bool) -> None:
+    def record_response(self, status: int, now_s: float, *, whole: bool) -> None:
         """Record that the last attempt's answer has begun, or is complete if `whole`."""
         attempt = self.attempts[-1]
         attempt.status = status
@@ -98,7 +98,7 @@ class Moments:
         else:
             attempt.first_byte_s = now_s
 
-    def failed(self, kind: str, status: int, now_s: float) -> None:
+    def record_failure(self, kind: str, status: int, now_s: float) -> None:
         """Record that the last attempt failed before its answer began."""
         attempt = self.attempts[-1]
         attempt.failure, attempt.end_s = kind, now_s
@@ -120,7 +120,7 @@ class Span:
     error: str | None = None  # description of the error; None: no error
 
 
-def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
+def spans_of(moments: RequestTrace, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
     """Return all spans of a request that has ended, the server span first. `scheme` is that of the router's
     listener."""
     end_s = record.duration_s
@@ -135,7 +135,7 @@ def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Calla
         return spans
     since_s: float = parsed_s
     for number, attempt in enumerate(moments.attempts):
-        spans.append(_placing(attempt.receipt, new_id(), own, since_s, attempt.at_s - at))
+        spans.append(_make_placement_span(attempt.receipt, new_id(), own, since_s, attempt.at_s - at))
         if not number:
             spans += _queue(record, spans[-1], new_id)
         spans.append(_call(moments, record, number, end_s))
@@ -148,7 +148,7 @@ def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Calla
     return spans
 
 
-def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
+def _server(moments: RequestTrace, record: RequestRecord, scheme: str) -> Span:
     about: Attributes = {
         "http.request.method": moments.method,
         "http.route": record.route,
@@ -170,7 +170,7 @@ def _server(moments: Moments, record: RequestRecord, scheme: str) -> Span:
         told = told_by(moments.head) if moments.tail is None else told_by_stream(moments.head, moments.tail)
         _tell_answer(about, told, with_id=record.route in ID_ROUTES and not moments.stored)
     if record.receipt is not None:
-        about |= _placed(record.receipt)
+        about |= _make_placement_attributes(record.receipt)
     error = error_type(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]
@@ -211,7 +211,7 @@ def _conversation(record: RequestRecord) -> str:
     return f"{seen.conversation:016x}" if seen is not None and seen.conversation else ""
 
 
-def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
+def _tell_answer(about: Attributes, told: ResponseMetadata, *, with_id: bool) -> None:
     if told.model:
         about["gen_ai.response.model"] = told.model
     if told.reasons:
@@ -225,7 +225,7 @@ def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
         about["gen_ai.usage.cache_creation.input_tokens"] = told.cache_write_tokens
 
 
-def _placed(receipt: Receipt) -> Attributes:
+def _make_placement_attributes(receipt: Receipt) -> Attributes:
     return {
         "warmroute.replica": receipt.replica,
         "warmroute.policy": receipt.policy,
@@ -239,8 +239,8 @@ def _placed(receipt: Receipt) -> Attributes:
     }
 
 
-def _placing(receipt: Receipt, span_id: int, parent_id: int, start_s: float, end_s: float) -> Span:
-    return Span("match and place", span_id, parent_id, start_s, end_s, attributes=_placed(receipt))
+def _make_placement_span(receipt: Receipt, span_id: int, parent_id: int, start_s: float, end_s: float) -> Span:
+    return Span("match and place", span_id, parent_id, start_s, end_s, attributes=_make_placement_attributes(receipt))
 
 
 def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> list[Span]:
@@ -251,7 +251,7 @@ def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> l
     return [Span("queue", new_id(), placing.span_id, start_s, placing.end_s)]
 
 
-def _call(moments: Moments, record: RequestRecord, number: int, end_s: float) -> Span:
+def _call(moments: RequestTrace, record: RequestRecord, number: int, end_s: float) -> Span:
     attempt = moments.attempts[number]
     at, replica = moments.begun_s, Replica(attempt.receipt.replica)
     server = urlsplit(replica.url)
@@ -268,7 +268,7 @@ def _call(moments: Moments, record: RequestRecord, number: int, end_s: float) ->
     if number:
         about["http.request.resend_count"] = number
     error = attempt.failure or (str(attempt.status) if attempt.status >= 400 else None)
-    if error is None and record.ending == Ending.FAILED:  # the answer ended early
+    if error is None and record.ending == EndReason.FAILED:  # the answer ended early
         error = _error(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]

@@ -42,6 +42,6 @@ def traceparent(trace_id: int, span_id: int, *, sampled: bool) -> bytes:
     return b"00-%032x-%016x-%02x" % (trace_id, span_id, SAMPLED if sampled else 0)
 
 
-def chosen(trace_id: int, ratio: float) -> bool:
+def is_sampled(trace_id: int, ratio: float) -> bool:
     """True if a trace without a parent is sampled: the same result for the same id, in any process."""
     return trace_id % (1 << _RATIO_BITS) < round(ratio * (1 << _RATIO_BITS))

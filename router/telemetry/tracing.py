@@ -1,4 +1,4 @@
-"""OpenTelemetry traces. With pushing.py the only importer of opentelemetry, and only if `tracing.endpoint` is set.
+"""OpenTelemetry traces. With otlp_metrics.py the only importer of opentelemetry, and only if `tracing.endpoint` is set.
 
 While a request is served, its trace costs only the recording of moments (spans.py). Spans are made of them once the
 answer is written, for sampled requests only. They wait in a bounded queue for OpenTelemetry's own thread, which sends
@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from router import __version__
-from router.http.failures import say
+from router.config.schema import TracingSettings
+from router.http.failures import describe
 from router.http.request import Request
-from router.settings.schema import TracingSettings
 from router.telemetry.record import RequestRecord
-from router.telemetry.spans import Moments, Span, spans_of
+from router.telemetry.spans import RequestTrace, Span, spans_of
 from router.telemetry.trace_context import (
     SPAN_ID_BITS,
     TRACE_ID_BITS,
     TRACEPARENT,
     TRACESTATE,
     Parent,
-    chosen,
+    is_sampled,
     parse,
     traceparent,
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"  # OTLP's default, if the endpoint has no path
-METRICS_PATH = "/v1/metrics"  # the same for metrics (pushing.py)
+METRICS_PATH = "/v1/metrics"  # the same for metrics (otlp_metrics.py)
 FLUSH_S = 2.0  # longest wait for spans to be sent when the router ends
 # Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, during which the event loop may wait.
 BATCH_SPANS_MAX = 128
@@ -103,20 +103,20 @@ class Tracer:
     def _span_id(self) -> int:
         return self._bits() or 1  # 0 is an invalid id
 
-    def begin(self, request: Request, now_s: float) -> Moments | None:
+    def begin(self, request: Request, now_s: float) -> RequestTrace | None:
         """Begin the trace of a request; None if it is not sampled. Afterwards the request's header lines are those for
-        the replica. The `traceparent` of a sampled request comes from `Moments.called`."""
+        the replica. The `traceparent` of a sampled request comes from `RequestTrace.record_call`."""
         parent = self._parent(request)
         if parent is not None and not parent.sampled:
             return None  # not sampled by the client: both headers are passed on unchanged
         trace_id = parent.trace_id if parent is not None else self._trace_id() or 1
-        if parent is None and not chosen(trace_id, self._ratio):
+        if parent is None and not is_sampled(trace_id, self._ratio):
             value = traceparent(trace_id, self._span_id(), sampled=False)
             request.lines.append((TRACEPARENT, TRACEPARENT, value))
             return None
         state = _state(request) if parent is not None else ""
         _leave_out(request, TRACEPARENT)
-        return Moments(
+        return RequestTrace(
             trace_id,
             parent,
             begun_s=now_s,
@@ -140,12 +140,12 @@ class Tracer:
             _leave_out(request, TRACEPARENT, TRACESTATE)
         return parent
 
-    def ended(self, moments: Moments, record: RequestRecord) -> None:
+    def schedule_export(self, moments: RequestTrace, record: RequestRecord) -> None:
         """Schedule the export of an ended request. Its spans are made in the event loop's next turn, after writes to
         clients."""
         asyncio.get_running_loop().call_soon(self._queue, moments, record)
 
-    def _queue(self, moments: Moments, record: RequestRecord) -> None:
+    def _queue(self, moments: RequestTrace, record: RequestRecord) -> None:
         try:
             self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
         except Exception:  # a bug, which must not stop the router
@@ -203,7 +203,7 @@ class _Outgoing:
         """Spans that did not fit into the queue or that the collector did not take."""
         return self._full + self._sending.lost
 
-    def put(self, moments: Moments, spans: Sequence[Span], at_s: float) -> None:
+    def put(self, moments: RequestTrace, spans: Sequence[Span], at_s: float) -> None:
         """Queue all spans of a request, or none of them. `at_s` is the Unix time at which the request began."""
         # The processor's own queue drops the oldest spans silently. It is never longer than this class's count: a batch
         # is taken from it before the thread passes it to `_Sending`.
@@ -211,10 +211,10 @@ class _Outgoing:
             self._full += len(spans)
             return
         self._put += len(spans)
-        for span in self._made(moments, spans, round(at_s * 1e9)):
+        for span in self._build_otel_spans(moments, spans, round(at_s * 1e9)):
             self._processor.on_end(span)
 
-    def _made(self, moments: Moments, spans: Sequence[Span], at_ns: int) -> list[ReadableSpan]:
+    def _build_otel_spans(self, moments: RequestTrace, spans: Sequence[Span], at_ns: int) -> list[ReadableSpan]:
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
@@ -263,7 +263,7 @@ class _Outgoing:
                 log.warning("spans are left at the end", extra={"event": "spans_lost", "fields": {"spans": left}})
 
 
-class LibraryLog(logging.Handler):
+class OtelLogBridge(logging.Handler):
     """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch. The
     exporter logs a failure once when it begins, and once when it is over."""
 
@@ -281,7 +281,7 @@ class LibraryLog(logging.Handler):
             return
         values = record.args if isinstance(record.args, tuple) else ()
         if record.name.startswith(EXPORTS):
-            self.why = next(filter(None, map(safe, values)), self.why)
+            self.why = next(filter(None, map(redact, values)), self.why)
         # only one of two handlers logs it
         elif self is next(filter(_takes_over, logging.getLogger(NOISY[0]).handlers), None):
             fields = {"what": record.msg if values else record.name}
@@ -296,10 +296,10 @@ class LibraryLog(logging.Handler):
 
 
 def _takes_over(handler: logging.Handler) -> bool:
-    return isinstance(handler, LibraryLog)
+    return isinstance(handler, OtelLogBridge)
 
 
-class _Sending(LibraryLog):
+class _Sending(OtelLogBridge):
     """OpenTelemetry's exporter with a count, in its thread."""
 
     def __init__(self, endpoint: str) -> None:
@@ -321,7 +321,7 @@ class _Sending(LibraryLog):
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
         except Exception as error:  # the exporter should never raise
-            self.why, result = safe(error), self._results.FAILURE
+            self.why, result = redact(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
             self.lost += len(spans)
@@ -347,12 +347,12 @@ class _Sending(LibraryLog):
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-def safe(value: object) -> str:
+def redact(value: object) -> str:
     """Return a status, or the kind of an error; "" for text that may contain anything."""
     if isinstance(value, BaseException):
         while (cause := value.__cause__ or value.__context__) is not None:
             value = cause
-        return say(value)
+        return describe(value)
     if isinstance(value, int):
         return f"status {value}" if 100 <= value < 600 else ""
     return value if isinstance(value, str) and value in _PHRASES else ""

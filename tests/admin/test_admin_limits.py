@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from aiohttp import ClientSession
 
-from router.app import App
-from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT
+from router.http.client_timeouts import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT
+from router.single_process import RouterServer
 from tests.http.looks import Looks
 from tests.http.wire import Client, connect, on_uvloop
 from tests.support.fakes import FakeEngine, running
@@ -39,7 +39,7 @@ async def healthy(url: str) -> bool:
     return [answer.status for answer in client.answers] == [200]
 
 
-def port_of(app: App) -> int:
+def port_of(app: RouterServer) -> int:
     """The admin listener's port."""
     return int(app.admin_url.rpartition(":")[2])
 

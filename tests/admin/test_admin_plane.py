@@ -16,28 +16,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admin import dashboard, openapi, runbook
-from router.admin.draining import DrainPage
-from router.admin.replicas import Additions
-from router.app import App
+from router.admin.added_replicas import RuntimeReplicas
+from router.admin.drain import DrainPage
+from router.config.allowed_networks import NotAllowed, check_replica_url, parse_networks
+from router.config.api_keys import UNAUTHENTICATED_PATHS
 from router.core.dialects import PATHS
 from router.engines.discovery.static import StaticDiscovery
-from router.reading.callers import METRICS
-from router.reading.paths import METHODS, RESPONSE_ACTIONS
-from router.reading.question import RESPONSES
-from router.settings.keys import OPEN
-from router.settings.networks import NotAllowed, allowed, checked
+from router.ingress.auth import METRICS
+from router.ingress.paths import METHODS, RESPONSE_ACTIONS
+from router.ingress.proxied_request import RESPONSES
+from router.single_process import RouterServer
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN, Keyring, bearer
 
 REPLICAS = "/admin/replicas"
 
 
-def admin_routes(app: App) -> list[tuple[str, str]]:
+def admin_routes(app: RouterServer) -> list[tuple[str, str]]:
     """Every route of the admin listener, from the code."""
     assert app.hub.observatory is not None
     own = [*app.hub.pages.routes(), *app.hub.observatory.routes(), *app.hub.prewarm_page.routes()]
     drains = DrainPage(app.hub.discoveries).routes()
-    routes = [*own, *drains, *Additions(StaticDiscovery(()), ()).routes()]
+    routes = [*own, *drains, *RuntimeReplicas(StaticDiscovery(()), ()).routes()]
     found = [(route.method, route.path) for route in routes]
     served = {(route.method, route.path) for route in app.hub.admin.table.routes}
     static = [(route.method, route.path) for route in (*dashboard.routes(), *runbook.routes())]
@@ -46,12 +46,12 @@ def admin_routes(app: App) -> list[tuple[str, str]]:
     return [*found, *static]
 
 
-def main_routes(app: App) -> list[tuple[str, str]]:
+def main_routes(app: RouterServer) -> list[tuple[str, str]]:
     """Every route of the main listener, and some that lead nowhere."""
     inference = [("POST", path) for path in (*PATHS, *app._settings.api.passthrough)]
     stored = [(method, f"{RESPONSES}/resp_1{action}") for method, action in
               product(METHODS, ("", *(f"/{each}" for each in RESPONSE_ACTIONS)))]  # fmt: skip
-    pages = [("GET", path) for path in ("/", *OPEN, METRICS, "/v1/models", "/v1/models/m")]
+    pages = [("GET", path) for path in ("/", *UNAUTHENTICATED_PATHS, METRICS, "/v1/models", "/v1/models/m")]
     others = [("GET", "/nowhere"), ("PUT", "/v1/models"), ("POST", "/add_worker"), ("GET", REPLICAS)]
     return [*inference, *stored, *pages, *others]
 
@@ -68,7 +68,7 @@ async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: 
         listeners = [(app.url, main_routes(app), "tenant"), (app.admin_url, admin_routes(app), "admin")]
         for (url, routes, right), (kind, headers) in product(listeners, kinds.items()):
             for method, path in routes:
-                opens = path in (*OPEN, *dashboard.PATHS, *runbook.PATHS) or kind == (
+                opens = path in (*UNAUTHENTICATED_PATHS, *dashboard.PATHS, *runbook.PATHS) or kind == (
                     "admin" if path == METRICS else right
                 )
                 reached = len(engine.seen)
@@ -201,9 +201,9 @@ async def test_nobody_is_sent_elsewhere(client: ClientSession, engine: FakeEngin
 @given(st.text(max_size=40) | st.from_regex(r"https?://[0-9a-fx.:\[\]@#/]{1,30}:[0-9]{1,5}", fullmatch=True))
 def test_only_plain_addresses_are_taken(url: str) -> None:
     """What is taken is within a network that is allowed, on its port, and is said as `ipaddress` says it."""
-    rules = allowed(["http://10.0.0.0/8:8000", "https://[fd00::/8]:443", "http://192.0.2.7:80"])
+    rules = parse_networks(["http://10.0.0.0/8:8000", "https://[fd00::/8]:443", "http://192.0.2.7:80"])
     try:
-        assert checked(url, rules) == url
+        assert check_replica_url(url, rules) == url
     except NotAllowed:
         return
     assert url.startswith(("http://10.", "https://[fd", "http://192.0.2.7:80"))
@@ -214,25 +214,25 @@ def test_only_plain_addresses_are_taken(url: str) -> None:
 )
 def test_what_is_allowed_is_taken(url: str) -> None:
     """And nothing beside it: another port, another scheme, the next address, metadata services within the network."""
-    rules = allowed(["http://10.0.0.0/8:8000", "https://[fd00::/8]:443", "http://192.0.2.7:80"])
-    assert checked(url, rules) == url
+    rules = parse_networks(["http://10.0.0.0/8:8000", "https://[fd00::/8]:443", "http://192.0.2.7:80"])
+    assert check_replica_url(url, rules) == url
     other = url.replace("https:", "ftp:").replace("http:", "https:")
     for wrong in (other, f"{url}0", url.replace("10.", "11."), url.replace("192.0.2.7", "192.0.2.8"), f"{url}#dp1"):
         if wrong != url:
             with pytest.raises(NotAllowed):
-                checked(wrong, rules)
+                check_replica_url(wrong, rules)
     with pytest.raises(NotAllowed):
-        checked("https://[fd00:ec2::254]:443", rules)
+        check_replica_url("https://[fd00:ec2::254]:443", rules)
 
 
 def test_no_address_within_another() -> None:
     """Where any address of IPv6 is allowed, none is taken that stands for one of IPv4."""
-    rules = allowed(["http://[::/0]:80"])
+    rules = parse_networks(["http://[::/0]:80"])
     for host in ("64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "::a9fe:a9fe", "2002:a9fe:a9fe::", "::2", "::"):
         with pytest.raises(NotAllowed, match="no replica is at such"):
-            checked(f"http://[{host}]:80", rules)
+            check_replica_url(f"http://[{host}]:80", rules)
     for host in ("::1", "2001:db8::1", "64:ff9b:2::1"):
-        assert checked(f"http://[{host}]:80", rules)
+        assert check_replica_url(f"http://[{host}]:80", rules)
 
 
 @pytest.mark.promise("Prompts, answers and keys are in no log, metric, span, admin page or error.", "records")

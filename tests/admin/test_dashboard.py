@@ -11,8 +11,8 @@ from aiohttp import ClientSession
 
 from router.admin import dashboard
 from router.admin.observatory import LINKED
-from router.commands.loading import load
-from router.settings.schema import SettingsError
+from router.cli.config_loader import load
+from router.config.schema import SettingsError
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine.command import Engines, EngineSettings
-from router.app import App
-from router.core.facts.misses import Change, Difference, Miss, Template
-from router.core.observatory.ledger import branches
-from router.core.observatory.ledger.timeline import STEPS
+from loadtest.fake_engine.command import Engines, EngineSettings
+from router.core.insights.ledger import template_tree
+from router.core.insights.ledger.timeline import STEPS
+from router.core.types.misses import Difference, DifferenceKind, MissReason, Template
+from router.single_process import RouterServer
 from router.telemetry.record import RequestRecord
 from tests.support.fakes import FakeEngine, running, status
 
@@ -31,7 +31,7 @@ async def engines() -> AsyncIterator[Engines]:
         yield both
 
 
-async def page(client: ClientSession, app: App, name: str) -> dict[str, Any]:
+async def page(client: ClientSession, app: RouterServer, name: str) -> dict[str, Any]:
     """One of the admin listener's."""
     async with client.get(f"{app.admin_url}/admin/{name}") as response:
         assert response.status == 200
@@ -40,7 +40,7 @@ async def page(client: ClientSession, app: App, name: str) -> dict[str, Any]:
         return found
 
 
-async def metrics(client: ClientSession, app: App) -> dict[str, float]:
+async def metrics(client: ClientSession, app: RouterServer) -> dict[str, float]:
     """Sums over all label values but those of histograms' buckets."""
     sums: dict[str, float] = {}
     async with client.get(f"{app.admin_url}/metrics") as response:
@@ -51,7 +51,7 @@ async def metrics(client: ClientSession, app: App) -> dict[str, float]:
     return sums
 
 
-async def chat(client: ClientSession, app: App, *texts: str, stream: bool = False) -> None:
+async def chat(client: ClientSession, app: RouterServer, *texts: str, stream: bool = False) -> None:
     """A conversation so far, on the shared system prompt."""
     messages = [{"role": "system", "content": HEAD}]
     messages += [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(texts)]
@@ -73,7 +73,7 @@ async def test_pages_agree_with_metrics(client: ClientSession, engines: Engines)
         assert totals["requests"] == counted["warmroute_requests_total"] == 7
         assert totals["predicted_tokens"] == counted["warmroute_predicted_cached_tokens_total"] > 0
         assert totals["hit_tokens"] + sum(totals["misses"].values()) == totals["prompt_tokens"] > 0
-        assert set(totals["misses"]) == set(Miss)
+        assert set(totals["misses"]) == set(MissReason)
         assert totals["genuine_tokens"] + totals["replay_tokens"] == totals["hit_tokens"]
         assert 0 < totals["ttft_p50_s"] <= totals["ttft_p90_s"] <= totals["ttft_p99_s"]
         assert len(points) == STEPS
@@ -105,7 +105,7 @@ async def test_templates_and_who_holds_them(client: ClientSession, engines: Engi
         (holder,) = [id_ for id_ in engines.urls if app.router.index.blocks(id_)]
         key = next(iter(app.router.index.holders[holder].owner))
         told = Template(7, 0, 2_048, key, messages=1, label=CANARY, conversations=3, path=CHAT, body=b"{}")
-        observatory.know([told, Template(8, 7, 4_096, key=1)])
+        observatory.register_templates([told, Template(8, 7, 4_096, key=1)])
         shown = await page(client, app, "observatory")
         by_id = {row["id"]: row for row in shown["map"]}
         root, twig = by_id[f"{7:016x}"], by_id[f"{8:016x}"]
@@ -124,11 +124,11 @@ def differing(record: RequestRecord) -> None:
     """As if its system prompt had begun with the time of day."""
     assert record.sighting is not None
     assert record.miss is not None
-    where = Difference(Change.TIMESTAMP, 0, "system", "messages[0].content", 60, 41, 400, "00:00")
+    where = Difference(DifferenceKind.TIMESTAMP, 0, "system", "messages[0].content", 60, 41, 400, "00:00")
     where.before, where.after = CANARY, CANARY
     record.sighting.template, record.sighting.difference = 7, where
     misses = record.miss.misses
-    misses[Miss.DIVERGED] = misses.pop(Miss.NEW, 0) + misses.pop(Miss.COLD, 0)
+    misses[MissReason.DIVERGED] = misses.pop(MissReason.NEW, 0) + misses.pop(MissReason.COLD, 0)
 
 
 @pytest.mark.parametrize("excerpts", [False, True])
@@ -147,7 +147,7 @@ async def test_advice_says_what_it_costs_and_quotes_nobody(
             ledger(record)
 
         monkeypatch.setattr(observatory, "observe", observe)
-        observatory.know([Template(7, 0, 2_048, 5, label=CANARY, path=CHAT)])
+        observatory.register_templates([Template(7, 0, 2_048, 5, label=CANARY, path=CHAT)])
         for number in range(3):
             await chat(client, app, f"question {number} " * 50)
         advice = await page(client, app, "advice")
@@ -177,13 +177,13 @@ async def test_full_pages_are_made_in_slices(client: ClientSession, engine: Fake
         observatory = app.hub.observatory
         assert observatory is not None
         most = app.hub.settings.observatory.templates_max
-        observatory.know([Template(n, n // 2, 512 * n, n) for n in range(1, 2 * most)])
+        observatory.register_templates([Template(n, n // 2, 512 * n, n) for n in range(1, 2 * most)])
         known = len((await page(client, app, "templates"))["templates"])
-        assert branches.MAP_MAX < known <= most
+        assert template_tree.MAP_MAX < known <= most
         drawn = (await page(client, app, "observatory"))["map"]
         others = [row for row in drawn if row["id"].startswith("others-")]
-        assert len(drawn) - len(others) == branches.MAP_MAX >= len(others) > 0
-        assert sum(int(row["label"].split()[0]) for row in others) == known - branches.MAP_MAX
+        assert len(drawn) - len(others) == template_tree.MAP_MAX >= len(others) > 0
+        assert sum(int(row["label"].split()[0]) for row in others) == known - template_tree.MAP_MAX
 
 
 async def test_a_failed_request_counts_where_it_was_placed(client: ClientSession, engine: FakeEngine) -> None:

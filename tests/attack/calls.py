@@ -11,19 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from router.core.dialects import OPENAI, PATHS, SGLANG, tenancy, warming
-from router.core.dialects.base import Dialect
-from router.core.dialects.forms import form_model
-from router.core.dialects.repairs import REPAIRS, Repairs
+from router.core.dialects import OPENAI, PATHS, SGLANG, prefill_only, tenant_isolation
+from router.core.dialects.dialect import Dialect
+from router.core.dialects.multipart import form_model
 from router.core.dialects.sse import EventSplitter
+from router.core.dialects.tool_normalization import REPAIRS, ToolNormalizer
 from router.core.fleet.engine_metrics import engines, parse_load
 from router.core.fleet.metrics_lines import KEPT_BYTES_MAX, SLICE_BYTES, MetricsLines, pages_of_ranks
-from router.core.kv_events.decoding import BATCH_BYTES_MAX, decode
-from router.core.prompts.bodies import excess
-from router.edge.relay import PARTIAL_BYTES_MAX
+from router.core.kv_events.batch_decoder import BATCH_BYTES_MAX, decode
+from router.core.prompts.json_fields import check_limits
 from router.engines.probe import PARSE_BYTES_MAX
 from router.http.receiver import Receiver
-from router.workers import messages
+from router.multiprocess import protocol
+from router.proxy.relay import PARTIAL_BYTES_MAX
 from tests.attack.grown import BYTES_MAX
 from tests.attack.received import Received
 from tests.attack.relayed import Way, relayed
@@ -85,10 +85,10 @@ def _receive(data: bytes) -> None:
 class _Ungreedy(Received):
     """A connection that keeps nothing of what it was sent."""
 
-    def arrived(self, request: object) -> None:
+    def on_request(self, request: object) -> None:
         """A whole request."""
 
-    def headed(self, request: object, length: int, *, expects: bool) -> bool:
+    def on_head(self, request: object, length: int, *, expects: bool) -> bool:
         """Any body is wanted."""
         return True
 
@@ -105,26 +105,26 @@ def _streamed(name: str, way: Way) -> Call:
 
 
 def _parse(path: str, dialect: Dialect, data: bytes) -> None:
-    if not excess(data, *SHAPE_MAX):
+    if not check_limits(data, *SHAPE_MAX):
         dialect.parse(path, data)
 
 
 def _readable(work: Callable[[bytes], object], data: bytes) -> None:
     """Bodies that are too deep or of too many parts are refused before all else."""
-    if not excess(data, *SHAPE_MAX):
+    if not check_limits(data, *SHAPE_MAX):
         work(data)
 
 
 def _without_shared(data: bytes) -> None:
-    tenancy.without_shared(data, tenancy.named(data), "resp_x")
+    tenant_isolation.strip_shared_fields(data, tenant_isolation.read_isolation_fields(data), "resp_x")
 
 
 def _repaired(data: bytes) -> None:
-    Repairs(bytes_max=1 << 20).repaired(data, REPAIRS)
+    ToolNormalizer(bytes_max=1 << 20).normalize(data, REPAIRS)
 
 
 def _warmed(data: bytes) -> None:
-    warming.prefill_only("/v1/chat/completions", warming.fields_of(data))
+    prefill_only.prefill_only("/v1/chat/completions", prefill_only.fields_of(data))
 
 
 def _form(data: bytes) -> None:
@@ -157,17 +157,19 @@ def _load(work: Callable[[str], object], data: bytes) -> None:
 
 
 def _frames(data: bytes) -> None:
-    frames = messages.Frames(bytes_max=BYTES_MAX)
+    frames = protocol.Frames(bytes_max=BYTES_MAX)
     for piece in reads(data):
         frames.feed(piece)
 
 
 def _bodies() -> tuple[Call, ...]:
     return (
-        Call("excess", lambda data: excess(data, *SHAPE_MAX)),
+        Call("excess", lambda data: check_limits(data, *SHAPE_MAX)),
         *(Call(f"parse {path}", partial(_parse, path, dialect)) for path, dialect in PATHS.items()),
         Call("without_shared", partial(_readable, _without_shared)),
-        Call("with_salt", partial(_readable, partial(tenancy.with_salt, "/v1/chat/completions", salt=b"5" * 64))),
+        Call(
+            "with_salt", partial(_readable, partial(tenant_isolation.with_salt, "/v1/chat/completions", salt=b"5" * 64))
+        ),
         Call("with_usage", partial(_readable, OPENAI.with_usage)),
         Call("repairs", partial(_readable, _repaired)),
         Call("warming", partial(_readable, _warmed)),
@@ -178,7 +180,7 @@ def _of_dialects() -> Iterator[Call]:
     """Readers of answers: of whole ones, and of the end of a stream, which the relay keeps."""
     for name, dialect in {type(each).__name__: each for each in PATHS.values()}.items():
         yield Call(f"{name}.usage", dialect.usage, 1 << 20)
-        for reader in ("stream_usage", "event_error", "aborted", "begun", "is_usage_event", "ended"):
+        for reader in ("stream_usage", "event_error", "find_abort", "has_output", "is_usage_event", "find_ending"):
             yield Call(f"{name}.{reader}", getattr(dialect, reader), 2 * PARTIAL_BYTES_MAX)
 
 
@@ -206,8 +208,8 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "kv_events": (Call("decode", decode, BATCH_BYTES_MAX),),
     "hub": (
         Call("frames", _frames, ms_per_mb=STREAMED_MS_PER_MB),
-        Call("batch_of", messages.batch_of),
-        Call("answers_of", messages.answers_of),
+        Call("batch_of", protocol.batch_of),
+        Call("answers_of", protocol.answers_of),
     ),
 }
 

@@ -12,7 +12,7 @@ import random
 import re
 from itertools import pairwise
 
-from router.core.dialects import Dialect, spoken_on
+from router.core.dialects import Dialect, dialect_of
 from tests.attack import received, relayed
 from tests.attack.mutate import mutated
 from tests.http import test_smuggling as smuggling
@@ -47,9 +47,9 @@ def _requests() -> dict[str, bytes]:
 
 def _answers() -> dict[str, tuple[bytes, Dialect]]:
     """Answers that engines send, each with its dialect."""
-    found = {name: (each.raw, spoken_on(each.path)) for name, each in RECORDED.items()}
+    found = {name: (each.raw, dialect_of(each.path)) for name, each in RECORDED.items()}
     texts = ["x" * length for length in (9, 40, 41, 40, 40, 90, 41, 40)]
-    openai = spoken_on("")
+    openai = dialect_of("")
     found["many events"] = chunked(words(*texts)), openai
     found["two events a chunk"] = chunked([*map(b"".join, zip(words(*texts), words(*texts), strict=True))]), openai
     nested = [event({"choices": [], "t": '}\n\n\r\n{"usage"' + "y" * 40})] * 3

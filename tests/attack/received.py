@@ -23,13 +23,13 @@ class Received:
     stage: int = 0
     reading_bytes: int = 0
 
-    def arrived(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """A whole request."""
         assert len(request.body) == request.body_bytes
         lines = [(name, value) for _, name, value in request.lines]
         self.requests.append((request.method, request.target, request.version, lines, request.body))
 
-    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+    def on_head(self, request: Request, length: int, *, expects: bool) -> bool:
         """A head, and not all of its body. It is wanted."""
         assert request.path
         assert length <= BODY_BYTES_MAX

@@ -11,12 +11,12 @@ from typing import Any, cast
 import httptools
 
 from router.core.dialects import OPENAI, Dialect
-from router.edge.relay import TAIL_BYTES, TAIL_PIECES, Relay
-from router.http.engine_connection import EngineConnection
-from router.http.exchange import EngineAnswer
-from router.http.failures import BrokeEarly, BrokeMidway, Unfinished
+from router.http.engine_connection import UpstreamConnection
+from router.http.exchange import UpstreamResponse
+from router.http.failures import ClosedBeforeResponse, StreamInterrupted, StreamTruncated
 from router.http.outbox import Outbox
-from router.http.pace import Pace
+from router.http.read_fairness import ReadFairness
+from router.proxy.relay import TAIL_BYTES, TAIL_PIECES, Relay
 from tests.attack import plain
 
 WHOLE_BYTES_MAX = 3_000
@@ -86,7 +86,7 @@ class Client:
         """The body is whole."""
         self.ends += "end"
 
-    def cut(self) -> None:
+    def abort_response(self) -> None:
         """The body is broken off."""
         self.ends += "cut"
 
@@ -135,10 +135,12 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = (), *, hur
     clock = itertools.count().__next__ if hurried else lambda: 0.0
     turns = _Turns()
     got, client = Got(), Client(way.chunked)
-    given_back: list[EngineConnection] = []
-    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())), Pace(cast("Any", turns), clock))
+    given_back: list[UpstreamConnection] = []
+    connection = UpstreamConnection(
+        given_back.append, Outbox(cast("Any", _Turns())), ReadFairness(cast("Any", turns), clock)
+    )
     connection.connection_made(cast("Any", _Transport()))
-    answer = EngineAnswer("r", _LOOP, until_whole=way.until_whole, whole_bytes_max=WHOLE_BYTES_MAX)
+    answer = UpstreamResponse("r", _LOOP, until_whole=way.until_whole, whole_bytes_max=WHOLE_BYTES_MAX)
     task = _exchange(connection, answer, client, way, got)
     going = _step(task)
     for at, piece in enumerate(pieces):
@@ -154,7 +156,7 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = (), *, hur
     got.again = bool(given_back) and connection.usable
     if going:
         got.how = "waiting"
-        answer.detour()
+        answer.disable_fast_path()
     task.close()
     got.status, got.lines = answer.status, tuple(answer.lines)
     if client.wire or client.ends:
@@ -163,10 +165,12 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = (), *, hur
     return got
 
 
-async def _exchange(connection: EngineConnection, answer: EngineAnswer, client: Client, way: Way, got: Got) -> None:
+async def _exchange(
+    connection: UpstreamConnection, answer: UpstreamResponse, client: Client, way: Way, got: Got
+) -> None:
     try:
         await answer.begin(connection, b"", b"")
-    except BrokeEarly:
+    except ClosedBeforeResponse:
         got.how = "early"
         return
     if answer.whole:
@@ -178,17 +182,17 @@ async def _exchange(connection: EngineConnection, answer: EngineAnswer, client: 
     try:
         await answer.relay(relay)
         relay.end()
-    except Unfinished:
-        relay.broke(lambda *_: BROKEN)
+    except StreamTruncated:
+        relay.end_with_error(lambda *_: BROKEN)
         got.how = "unfinished "
-    except BrokeMidway:
-        relay.broke(lambda *_: BROKEN)
+    except StreamInterrupted:
+        relay.end_with_error(lambda *_: BROKEN)
         got.how = "broken "
     got.how += client.ends
     got.events, got.ending = relay.events, relay.ending
 
 
-def _ready(answer: EngineAnswer) -> bool:
+def _ready(answer: UpstreamResponse) -> bool:
     waiter = answer._waiter
     return waiter is None or waiter.done()
 

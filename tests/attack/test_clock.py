@@ -116,7 +116,7 @@ def test_lines_that_attacks_reach_are_told(capsys: pytest.CaptureFixture[str]) -
     reach.main(["sharing_urls"], 0.0, 1, keeps=False)
     told = capsys.readouterr().out
     assert all(f"router/{parser}" in told for parser in reach.PARSERS)
-    (line,) = (line for line in told.splitlines() if "router/sharing/addresses.py" in line)
+    (line,) = (line for line in told.splitlines() if "router/peering/store_url.py" in line)
     assert int(line.split("%")[0]) > 50
     (other,) = (line for line in told.splitlines() if "router/http/receiver.py" in line)
     assert other.startswith("   0%")

@@ -12,11 +12,11 @@ from typing import Any, cast
 import aiohttp
 import grpc
 
-from router.app import App
-from router.gateway.hints import DESTINATION
+from router.extproc.metadata import DESTINATION
+from router.single_process import RouterServer
 from tests.away.cells import REQUESTS, RESPONSES, SERVED
 from tests.away.engines import DOOR, STORED, StoringEngine
-from tests.gateway.asking import CHAT, asking, removed, set_headers
+from tests.extproc.asking import CHAT, asking, removed, set_headers
 from tests.support.keyring import Keyring
 
 ANSWER_S_MAX = 60.0  # longest wait for an answer that should come
@@ -125,7 +125,7 @@ def of_edge(session: aiohttp.ClientSession, url: str, answer_s_max: float = ANSW
 
 def of_picker(port: int, answer_s_max: float = ANSWER_S_MAX) -> Ask:
     """Ask as a gateway that fails closed does: what no picker has placed does not pass."""
-    app = cast("App", SimpleNamespace(gateway=SimpleNamespace(port=port)))
+    app = cast("RouterServer", SimpleNamespace(gateway=SimpleNamespace(port=port)))
 
     async def ask(question: Question) -> int:
         try:

@@ -13,7 +13,7 @@ import struct
 import sys
 from typing import Any
 
-from router.commands.main import main
+from router.cli.main import main
 
 NAME, PORT = "engines.test", "NAME_SERVER_PORT"
 ADDRESS, CLASS = 1, 1  # type A, class IN

@@ -25,9 +25,9 @@ from tests.away.questions import (
     opened,
     served,
 )
+from tests.multiprocess.test_processes import Command, command
 from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
-from tests.workers.test_processes import Command, command
 
 RELOADED, REFUSED = "configuration reloaded", "configuration refused: the old one stays in force"
 # `acme` has stored responses and is isolated; `rival` wants them; `spent` has used up its tokens for two hours, as an

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from loadtest.pages.markdown import table, with_block
+from loadtest.docgen.markdown import table, with_block
 from tests.away import (
     test_api_server,
     test_collector,

@@ -12,10 +12,10 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.common.networks import Network
-from router.sharing.frames import Frame, Spent, packed
+from router.peering.frames import PeerFrame, TenantUsage, pack_frame
 from tests.away.cells import Cell
 from tests.away.rig import World, eventually, world
-from tests.sharing.stores import StoreServer
+from tests.peering.stores import StoreServer
 
 PART = "Shared store"
 CELLS = {
@@ -50,8 +50,10 @@ async def lie(server: StoreServer, network: Network, it: World, said: list[bytes
     """Write to the store what no router has, and say again what routers have said; return once each has refused it."""
     before = await refused(it, "unauthenticated"), await refused(it, "replayed")
     owners = [(id_, each.url, "rival") for id_ in it.ids for each in it.engines]
-    frame = Frame(name="x", spent=[Spent("spent", 0.0, 0.0, 1e9, 1e9)], owners=owners, dead=[it.engines[0].url])
-    await server.ask("PUBLISH", CHANNEL, packed(frame, 7, 1.0))
+    frame = PeerFrame(
+        name="x", spent=[TenantUsage("spent", 0.0, 0.0, 1e9, 1e9)], owners=owners, dead=[it.engines[0].url]
+    )
+    await server.ask("PUBLISH", CHANNEL, pack_frame(frame, 7, 1.0))
     await server.ask("DEL", OWNERS)
     for id_, url, tenant in owners:
         await server.ask("XADD", OWNERS, "*", "i", id_, "r", url, "t", tenant, "m", b"x" * 16)

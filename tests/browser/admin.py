@@ -8,9 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from router.admin.calls import TEXT, AdminAnswer, AdminCall, PageHandler, got, json_answer, refused
-from router.admin.history.filters import PARAMETERS
+from router.admin.history.query_filters import PARAMETERS
 from router.admin.listener import AdminListener
+from router.admin.page_table import (
+    TEXT,
+    AdminRequest,
+    AdminResponse,
+    PageHandler,
+    get_route,
+    json_answer,
+    make_error_response,
+)
 from tests.browser.tab import Tab
 from tests.http.clients import LIMITS
 from tests.support import series_page
@@ -37,10 +45,10 @@ class Admin:
 
     async def __aenter__(self) -> Self:
         routes = [
-            got("/admin/observatory", self._answer),
-            got("/admin/series", self._found(series_page.series), "from_s", "to_s", "step_s"),
-            got("/admin/decisions", self._found(series_page.decisions), *PARAMETERS, "before", "limit"),
-            got("/metrics", self._metrics),
+            get_route("/admin/observatory", self._answer),
+            get_route("/admin/series", self._found(series_page.series), "from_s", "to_s", "step_s"),
+            get_route("/admin/decisions", self._found(series_page.decisions), *PARAMETERS, "before", "limit"),
+            get_route("/metrics", self._metrics),
         ]
         self._listener = AdminListener(routes, LIMITS, token=lambda: self.token, host="127.0.0.1")
         self.port = int((await self._listener.listen(self.port)).rpartition(":")[2])
@@ -49,20 +57,20 @@ class Admin:
     async def __aexit__(self, *_: object) -> None:
         await self._listener.close()
 
-    async def _answer(self, _: AdminCall) -> AdminAnswer:
+    async def _answer(self, _: AdminRequest) -> AdminResponse:
         self.asked += 1
         return json_answer(self.page(self.clock()), self.status)
 
-    async def _metrics(self, _: AdminCall) -> AdminAnswer:
-        return AdminAnswer(200, b"warmroute_requests_total 4\n", TEXT)
+    async def _metrics(self, _: AdminRequest) -> AdminResponse:
+        return AdminResponse(200, b"warmroute_requests_total 4\n", TEXT)
 
     def _found(self, made: Answer) -> PageHandler:
-        async def answer(call: AdminCall) -> AdminAnswer:
+        async def answer(call: AdminRequest) -> AdminResponse:
             self.queries.setdefault(call.path, []).append(dict(call.query))
             try:
                 return json_answer(made(self.clock(), call.query))
             except ValueError as error:
-                return refused(400, "bad_parameter", str(error))
+                return make_error_response(400, "bad_parameter", str(error))
 
         return answer
 

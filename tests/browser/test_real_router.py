@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.common.processes import engines
-from router.app import App
+from router.single_process import RouterServer
 from tests.browser.tab import Tab
 from tests.support.fakes import running
 
@@ -22,7 +22,7 @@ REASONS = """
         [cells[0].children[1].textContent.replace(' ', '_'), Number(cells[3].textContent.replaceAll(',', ''))]))"""
 
 
-async def converse(client: ClientSession, app: App, name: str, turns: int, *, replayed: bool = False) -> None:
+async def converse(client: ClientSession, app: RouterServer, name: str, turns: int, *, replayed: bool = False) -> None:
     """A conversation that grows, on a system prompt that all of them share; `replayed`: its last turn twice."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     for turn in range(turns):
@@ -35,7 +35,7 @@ async def converse(client: ClientSession, app: App, name: str, turns: int, *, re
         messages.append({"role": "assistant", "content": answer})
 
 
-async def measured(client: ClientSession, app: App) -> tuple[Counter[str], Counter[str], Counter[str]]:
+async def measured(client: ClientSession, app: RouterServer) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Tokens by reason, by kind of hit and by place, as `/metrics` has them."""
     async with client.get(f"{app.admin_url}/metrics") as response:
         text = await response.text()
@@ -51,7 +51,7 @@ async def measured(client: ClientSession, app: App) -> tuple[Counter[str], Count
     return misses, hits, places
 
 
-async def shown(tab: Tab, app: App, client: ClientSession, requests: int) -> None:
+async def shown(tab: Tab, app: RouterServer, client: ClientSession, requests: int) -> None:
     """The page comes to say what `/metrics` and `/admin/observatory` do."""
     await tab.says("#tile-requests", f"{requests} since start")
     misses, hits, places = await measured(client, app)

@@ -146,7 +146,7 @@ def test_nothing_of_msgspec_is_asked_of_records() -> None:
     """A record is no Struct where it is compiled: none is in what workers and their hub tell each other."""
     records = {node.name for _, source in sources() for node in ast.parse(source).body if _record(node)}
     assert {"Candidate", "Lease", "Prompt"} <= records
-    for module in ("router.workers.messages", "router.core.facts.misses"):
+    for module in ("router.multiprocess.protocol", "router.core.types.misses"):
         for name, struct in vars(importlib.import_module(module)).items():
             if isinstance(struct, type) and issubclass(struct, Struct):
                 named = re.findall(r"\w+", " ".join(map(str, struct.__annotations__.values())))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from router.core.facts.replicas import Replica, ServedModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.types.replicas import Replica, ServedModel
 
 
 def ready(router: Router, ids: Collection[str], model: str = "m") -> Router:

@@ -13,12 +13,22 @@ from contextlib import suppress
 
 import pytest
 
-from router.core.dialects import ANTHROPIC, OPENAI, RESPONSES, SGLANG, Dialect, errors, forms, sse, told
+from router.core.dialects import (
+    ANTHROPIC,
+    OPENAI,
+    RESPONSES,
+    SGLANG,
+    Dialect,
+    errors,
+    multipart,
+    response_metadata,
+    sse,
+)
 from router.core.dialects.usage_filter import UsageFilter
-from router.core.facts.progress import is_progress
 from router.core.fleet.engine_metrics import engines, parse_load
-from router.core.prompts import bodies
-from router.http import chunks
+from router.core.prompts import json_fields
+from router.core.types.progress import is_progress
+from router.http import chunk_passthrough
 
 BYTES, TIMES, SLACK = 8 << 10, 16, 4
 LEAST_S = 0.0005  # shorter measurements are noise
@@ -38,7 +48,8 @@ UNITS = (
 
 def _dialect(dialect: Dialect) -> dict[str, Scanner]:
     looks = (
-        dialect.ended, dialect.stream_usage, dialect.usage, dialect.aborted, dialect.event_error, dialect.begun,
+        dialect.find_ending, dialect.stream_usage, dialect.usage, dialect.find_abort, dialect.event_error,
+        dialect.has_output,
         dialect.is_usage_event, dialect.is_usage_unasked, lambda tail: dialect.error_event(502, "a", "b", tail),
     )  # fmt: skip
     names = ("ended", "stream_usage", "usage", "aborted", "event_error", "begun", "usage_event", "unasked", "error")
@@ -62,21 +73,21 @@ SCANNERS: dict[str, Scanner] = {
     **_dialect(ANTHROPIC),
     **_dialect(RESPONSES),
     **_dialect(SGLANG),
-    "begins_well": sse.begins_well,
+    "begins_well": sse.is_valid_first_event,
     "is_progress": is_progress,
-    "several": sse.several,
+    "several": sse.has_multiple_events,
     "payload": sse.payload,
     "backwards": lambda data: list(sse.payloads_backwards(data)),
     "splitter": lambda data: _in_pieces(sse.EventSplitter().feed)(data),
     "usage filter": lambda data: _in_pieces(UsageFilter(OPENAI).feed)(data),
-    "told": told.told_by,
-    "told by a stream": lambda data: told.told_by_stream(data, data),
+    "told": response_metadata.told_by,
+    "told by a stream": lambda data: response_metadata.told_by_stream(data, data),
     "full": errors.says_full,
-    "cut usage": lambda data: bodies.cut_usage(dict, data),
-    "excess": lambda data: bodies.excess(data, 64, 100_000, 1_000_000),
-    "form": lambda data: forms.any_form_model(b'multipart/form-data; boundary="b"', b"--b\r\n" + data),
-    "form's type": lambda data: forms.any_form_model(data, b"--b\r\n\r\n--b--"),
-    "chunks": chunks.passable,
+    "cut usage": lambda data: json_fields.cut_usage(dict, data),
+    "excess": lambda data: json_fields.check_limits(data, 64, 100_000, 1_000_000),
+    "form": lambda data: multipart.any_form_model(b'multipart/form-data; boundary="b"', b"--b\r\n" + data),
+    "form's type": lambda data: multipart.any_form_model(data, b"--b\r\n\r\n--b--"),
+    "chunks": chunk_passthrough.is_passthrough,
     "load": lambda data: parse_load(_page(data)),
     "load of a rank": lambda data: parse_load(_page(data), 1),
     "engines": lambda data: engines(_page(data)),

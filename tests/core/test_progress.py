@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.dialects import ANTHROPIC, OPENAI, RESPONSES, SGLANG, Dialect
-from router.core.facts.progress import has_data, is_progress
+from router.core.types.progress import has_data, is_progress
 
 NO_DATA = (
     b"", b"\n", b"\r\n\r\n", b": ping\n\n", b":\r\n\r\n", b": data: x\n\n", b"retry: 10\n\n", b"id: 7\n\n",
@@ -55,4 +55,4 @@ def test_progress(events: bytes) -> None:
 @pytest.mark.parametrize("events", [*NO_DATA, *PINGS])
 def test_no_dialect_takes_pings_for_the_first_token(dialect: Dialect, events: bytes) -> None:
     """Whatever a stream pings with, its prefill is not known to be done."""
-    assert not dialect.begun(events)
+    assert not dialect.has_output(events)

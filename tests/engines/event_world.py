@@ -15,11 +15,11 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.core.kv_events.decoding import Cleared, Event, Removed, Stored
+from router.core.kv_events.batch_decoder import Cleared, Event, Removed, Stored
 from router.core.kv_events.stream import StreamLimits
-from router.engines.kv_events.subscriber import StreamStats, Subscriber
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Replica
+from router.engines.kv_events.subscriber import EventStreamManager, StreamStats
 
 END = b"\xff" * 8
 
@@ -103,7 +103,7 @@ class Index:
 
     held: set[int] = field(default_factory=set)
     suspended: bool = False
-    grades: list[tuple[Grade, str]] = field(default_factory=list)
+    grades: list[tuple[Confidence, str]] = field(default_factory=list)
     told_s: list[float] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,7 +124,7 @@ class Index:
             self.held.clear()
         self.changed.set()
 
-    def told(self, replica: str, until_s: float) -> None:
+    def advance_watermark(self, replica: str, until_s: float) -> None:
         """How far it was said."""
         self.told_s.append(until_s)
         self.changed.set()
@@ -145,7 +145,7 @@ class Index:
         self._say("resume")
         self.suspended = False
 
-    def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
+    def grade(self, replica: str, grade: Confidence, why: str, now_s: float) -> None:
         """A new grade."""
         self.grades.append((grade, why))
         self.changed.set()
@@ -164,11 +164,11 @@ class Index:
         except TimeoutError:
             raise AssertionError(f"{what}: {self.grades} {self.story} {len(self.held)} held") from None
 
-    async def graded(self, grade: Grade, start: str) -> None:
+    async def graded(self, grade: Confidence, start: str) -> None:
         """Wait for a grade with a reason that begins so."""
         await self.until(lambda: bool(self.grades) and self._is(grade, start), f"{grade} {start}")
 
-    def _is(self, grade: Grade, start: str) -> bool:
+    def _is(self, grade: Confidence, start: str) -> bool:
         return self.grades[-1][0] is grade and self.grades[-1][1].startswith(start)
 
 
@@ -225,10 +225,10 @@ class World:
         self._stack.push_async_callback(made.stop)
         return made
 
-    async def follow(self, index: Index, **settings: Any) -> Subscriber:
+    async def follow(self, index: Index, **settings: Any) -> EventStreamManager:
         """A subscriber that watches this engine."""
         kwargs: dict[str, Any] = {"endpoints": {}, "bind": "", "topics": {}, "api_key": "", "poll_s": 5.0}
-        subscriber = Subscriber(index, **{"limits": LIMITS, **kwargs, **settings})
+        subscriber = EventStreamManager(index, **{"limits": LIMITS, **kwargs, **settings})
         await subscriber.start()
         self._stack.push_async_callback(subscriber.close)
         task = asyncio.create_task(subscriber.watch(Replica(self.url)))
@@ -240,7 +240,7 @@ class World:
         self._stack.push_async_callback(stop)
         return subscriber
 
-    def stats(self, subscriber: Subscriber) -> StreamStats:
+    def stats(self, subscriber: EventStreamManager) -> StreamStats:
         """Of the one replica."""
         return subscriber.stats()[self.url]
 

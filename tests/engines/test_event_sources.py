@@ -12,10 +12,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.engines.kv_events.sources import Finder, Off, Source
-from router.loop import TURNS, Turns
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Replica
+from router.engines.kv_events.sources import EventsDisabled, EventSourceResolver, Source
+from router.eventloop import TURNS, Turns
 from tests.engines.event_world import Index, Publisher, World, stored
 from tests.support.figures import figure
 
@@ -77,7 +77,7 @@ async def replayed(world: World, batches: int, blocks: int) -> tuple[Index, list
         at_s, cpu_s = time.perf_counter(), time.process_time()
         subscriber = await world.follow(index, endpoints=endpoints)
         turning = asyncio.create_task(turns())
-        await index.graded(Grade.EXACT, "joined at batch 0")
+        await index.graded(Confidence.EXACT, "joined at batch 0")
         took_s, cpu_s = time.perf_counter() - at_s, time.process_time() - cpu_s
         turning.cancel()
         await asyncio.gather(turning, return_exceptions=True)
@@ -114,7 +114,7 @@ async def test_engines_that_connect_to_us(world: World, convention: bool) -> Non
     replay = f"tcp://127.0.0.1:{first.ports[1]}"
     await first.say(stored(0))
     subscriber = await world.follow(index, bind="tcp://127.0.0.1:*", topics=topics, endpoints={world.url: ("", replay)})
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     rogue = Caller(subscriber.address, topic=b"kv@10.9.8.7:80@model")
     engine = Caller(subscriber.address, topic=topic.encode())
     odd = Caller(subscriber.address, topic=b"\xff\xfe@\x00")
@@ -141,13 +141,13 @@ async def test_what_is_no_batch_from_an_engine_that_connects(world: World, frame
     """It is counted at the replica that its topic or its address names, and at the router where it names none."""
     index, topic = Index(), f"kv@{world.url.removeprefix('http://')}@model".encode()
     subscriber = await world.follow(index, bind="tcp://127.0.0.1:*", endpoints={world.url: ("", "")})
-    await index.graded(Grade.CATCHING_UP, "no replay endpoint")
+    await index.graded(Confidence.CATCHING_UP, "no replay endpoint")
     engine, rogue = Caller(subscriber.address), Caller(subscriber.address)
     try:
         while not world.stats(subscriber).counts.malformed:
             await engine.pub.send_multipart([topic, *frames])
             await asyncio.sleep(0.01)
-        await index.graded(Grade.CATCHING_UP, f"messages of {1 + len(frames)} frame")
+        await index.graded(Confidence.CATCHING_UP, f"messages of {1 + len(frames)} frame")
         for follower in subscriber._followers.values():
             follower.connects = False
         while not subscriber.unknown_publishers:
@@ -163,7 +163,7 @@ async def test_a_topic_of_another_host_is_not_believed(world: World) -> None:
     index = Index()
     world.url = "http://10.1.2.3:8000"
     subscriber = await world.follow(index, bind="tcp://127.0.0.1:*", endpoints={world.url: ("", "")})
-    await index.graded(Grade.CATCHING_UP, "no replay endpoint")
+    await index.graded(Confidence.CATCHING_UP, "no replay endpoint")
     rogue = Caller(subscriber.address, topic=b"kv@10.1.2.3:8000@model")
     try:
         while not subscriber.unknown_publishers:
@@ -201,7 +201,7 @@ async def test_no_host_that_an_engine_names_is_connected_to(world: World, endpoi
     }
     found = await sought(Replica(world.url))
     if expected is None:
-        assert isinstance(found, Off)
+        assert isinstance(found, EventsDisabled)
         assert endpoint in found.why
     else:
         assert found == Source(expected, "tcp://127.0.0.1:5558", "t")
@@ -211,14 +211,14 @@ async def test_ranks_have_sources_of_their_own(world: World) -> None:
     """vLLM lists them, offset already; SGLang names the first port; a server of several ranks is none of them."""
     listed = {str(rank): {"endpoint": f"tcp://*:{5557 + rank}", "replay_endpoint": None} for rank in (2, 3)}
     world.page.pages["/kv_event_sources"] = listed
-    assert await sought(Replica(world.url).of_rank(1)) == Source("tcp://127.0.0.1:5560")
-    assert isinstance(await sought(Replica(world.url).of_rank(2)), Off)
-    assert isinstance(await sought(Replica(world.url)), Off)
+    assert await sought(Replica(world.url).select_rank(1)) == Source("tcp://127.0.0.1:5560")
+    assert isinstance(await sought(Replica(world.url).select_rank(2)), EventsDisabled)
+    assert isinstance(await sought(Replica(world.url)), EventsDisabled)
     del world.page.pages["/kv_event_sources"]
     said = {"publisher": "zmq", "endpoint_host": "::", "endpoint_port_base": 6000, "replay_endpoint_port_base": 6100}
     world.page.pages["/server_info"] = {"kv_events": {**said, "topic": "", "block_size": 16, "dp_size": 2}}
     expected = Source("tcp://127.0.0.1:6001", "tcp://127.0.0.1:6101", "")
-    assert await sought(Replica(world.url).of_rank(1)) == expected
+    assert await sought(Replica(world.url).select_rank(1)) == expected
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,14 @@ async def test_a_replica_without_events_is_estimated(world: World, pages: dict[s
     index, publisher = Index(), world.publisher()
     world.page.pages = dict(pages)
     await world.follow(index, poll_s=0.05)
-    await index.graded(Grade.ESTIMATED, "")
+    await index.graded(Confidence.ESTIMATED, "")
     assert why in index.grades[-1][1]
     world.page.vllm(publisher)
-    await index.graded(Grade.CATCHING_UP, "nothing published yet")
+    await index.graded(Confidence.CATCHING_UP, "nothing published yet")
     await publisher.say(stored(0))
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     world.page.pages = dict(pages)
-    await index.until(lambda: index.grades[-1][0] is Grade.ESTIMATED and why in index.grades[-1][1])
+    await index.until(lambda: index.grades[-1][0] is Confidence.ESTIMATED and why in index.grades[-1][1])
     assert not index.held
 
 
@@ -264,7 +264,7 @@ async def test_where_discovery_says(replica: Replica, found: Source) -> None:
     have them. What the operator wrote down goes before."""
     assert await sought(replica) == found
     wrote = Source("tcp://elsewhere:1")
-    finder = Finder(configured={replica.id: wrote}, bound_port=None, api_key="", timeout_s=5.0)
+    finder = EventSourceResolver(configured={replica.id: wrote}, bound_port=None, api_key="", timeout_s=5.0)
     assert await finder.find(replica) == wrote
     await finder.close()
 
@@ -281,7 +281,7 @@ async def test_where_discovery_says(replica: Replica, found: Source) -> None:
 async def test_where_discovery_says_nonsense(replica: Replica) -> None:
     """It is no address: the replica has no events, and says why."""
     off = await sought(replica)
-    assert isinstance(off, Off)
+    assert isinstance(off, EventsDisabled)
     assert "where discovery says" in off.why
 
 
@@ -289,18 +289,18 @@ async def test_discovery_learns_where_events_are(world: World) -> None:
     """Known later, or elsewhere: looked for at once, and not with the next routine look."""
     index, publisher = Index(), world.publisher()
     subscriber = await world.follow(index, poll_s=3_600.0)
-    await index.graded(Grade.ESTIMATED, "says nothing of KV events")
+    await index.graded(Confidence.ESTIMATED, "says nothing of KV events")
     events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
     subscriber.update(Replica(world.url, events=events, replay=replay))
     await publisher.say(stored(0))
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     subscriber.update(Replica("http://nobody:1", events=events))  # who is not watched is nobody's business
     assert world.stats(subscriber).endpoint == events
 
 
-async def sought(replica: Replica) -> Source | Off:
+async def sought(replica: Replica) -> Source | EventsDisabled:
     """What the router makes of what the replica says."""
-    finder = Finder(configured={}, bound_port=None, api_key="", timeout_s=5.0)
+    finder = EventSourceResolver(configured={}, bound_port=None, api_key="", timeout_s=5.0)
     try:
         return await finder.find(replica)
     finally:

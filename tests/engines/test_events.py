@@ -10,22 +10,22 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.core.facts.placements import Grade
 from router.core.kv_events.stream import StreamLimits
-from router.engines.kv_events.subscriber import Subscriber
+from router.core.types.placements import Confidence
+from router.engines.kv_events.subscriber import EventStreamManager
 from tests.engines.event_world import SHORT, Index, Publisher, World, stored
 from tests.support.figures import figure
 from tests.support.waiting import until
 
 
-async def joined(world: World, count: int = 3, **settings: Any) -> tuple[Publisher, Index, Subscriber]:
+async def joined(world: World, count: int = 3, **settings: Any) -> tuple[Publisher, Index, EventStreamManager]:
     """A vLLM that stored blocks 0 to count - 1, joined from its first batch."""
     publisher, index = world.publisher(), Index()
     world.page.vllm(publisher)
     for name in range(count):
         await publisher.say(stored(name))
     subscriber = await world.follow(index, **settings)
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     assert index.credited == set(range(count))
     return publisher, index, subscriber
 
@@ -63,7 +63,7 @@ async def test_a_gap_is_repaired(world: World) -> None:
     assert publisher.asked[:2] == [0, 2]
     assert world.stats(subscriber).counts.gaps == 1
     assert not any(what.startswith("clear") for what in index.story)
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
 
 
 async def test_the_last_batch_lost_is_found_without_another(world: World) -> None:
@@ -82,7 +82,7 @@ async def test_a_cut_replay_is_asked_for_again(world: World) -> None:
         await publisher.say(stored(name))
     publisher.cut = 4
     await world.follow(index, limits=SHORT)
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     assert index.credited == set(range(6))
     assert list(dict.fromkeys(publisher.asked))[:2] == [0, 3]  # it may have looked cut before, too
 
@@ -94,10 +94,10 @@ async def test_a_replay_that_is_too_short_is_a_late_join(world: World) -> None:
     for name in range(6):
         await publisher.say(stored(name))
     await world.follow(index)
-    await index.graded(Grade.CATCHING_UP, "joined late: the replay begins at batch 4")
+    await index.graded(Confidence.CATCHING_UP, "joined late: the replay begins at batch 4")
     await index.until(lambda: index.credited == {4, 5})
     await publisher.say({"type": "AllBlocksCleared"}, stored(9))
-    await index.graded(Grade.EXACT, "joined at a clear")
+    await index.graded(Confidence.EXACT, "joined at a clear")
     assert index.credited == {9}
 
 
@@ -106,16 +106,16 @@ async def test_no_replay_endpoint(world: World) -> None:
     publisher, index = world.publisher(), Index()
     world.page.vllm(publisher, replay=False)
     await world.follow(index)
-    await index.graded(Grade.CATCHING_UP, "no replay endpoint")
+    await index.graded(Confidence.CATCHING_UP, "no replay endpoint")
     while not index.held:  # the subscription takes effect a moment after the connection
         await publisher.say(stored(publisher.seq))
         await asyncio.sleep(0.01)
     first = min(index.held)
-    await index.graded(*((Grade.CATCHING_UP, "joined late") if first else (Grade.EXACT, "joined at batch 0")))
+    await index.graded(*((Confidence.CATCHING_UP, "joined late") if first else (Confidence.EXACT, "joined at batch 0")))
     publisher.unsent = {publisher.seq}
     await publisher.say(stored(500))
     await publisher.say(stored(501))
-    await index.graded(Grade.CATCHING_UP, "gap: 1 batches")
+    await index.graded(Confidence.CATCHING_UP, "gap: 1 batches")
     await index.until(lambda: index.credited == {501})  # the grade falls before what it was for is forgotten
 
 
@@ -132,7 +132,7 @@ async def test_restart_in_place_with_a_sequence_that_passed_ours(world: World) -
     assert index.credited == set(range(100, 110))
     assert world.stats(subscriber).counts.restarts == 1
     assert "clear: restarted: batch 2 has other bytes" in index.story
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
 
 
 async def test_restart_with_a_shorter_sequence(world: World) -> None:
@@ -171,7 +171,7 @@ async def test_a_disconnect_suspends_at_once_and_is_lost_in_time(world: World) -
     await publisher.stop()
     await index.until(lambda: not index.credited)
     figure("events: no credit behind the end of a process, s", 0.1, time.perf_counter() - at_s)
-    await index.graded(Grade.ESTIMATED, "event stream lost")
+    await index.graded(Confidence.ESTIMATED, "event stream lost")
     figure("events: the stream is lost behind the end of a process, s", 2.0, time.perf_counter() - at_s)
     assert not index.held
 
@@ -183,11 +183,11 @@ async def test_a_silent_replay_is_given_up_and_taken_up_again(world: World) -> N
     await publisher.say(stored(0))
     publisher.silent = True
     await world.follow(index, limits=StreamLimits(silence_s=0.05, asks_max=2, look_s=0.2))
-    await index.graded(Grade.CATCHING_UP, "replay is not answered")
+    await index.graded(Confidence.CATCHING_UP, "replay is not answered")
     await publisher.say(stored(1))
     await index.until(lambda: index.credited == {1})
     publisher.silent = False
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     assert index.credited == {0, 1}
 
 
@@ -197,7 +197,7 @@ async def test_resync_forgets_and_replays(world: World) -> None:
     index.held.add(77)  # a block the engine does not hold
     subscriber.resync(world.url)
     await index.until(lambda: index.credited == {0, 1, 2})
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     assert publisher.asked[:2] == [0, 0]
 
 
@@ -207,9 +207,9 @@ async def test_messages_of_two_frames_are_counted_and_said(world: World) -> None
     while not world.stats(subscriber).counts.malformed:  # until its subscription has arrived
         await publisher.pub.send_multipart([b"", b"a batch without a number"])
         await asyncio.sleep(0.01)
-    await index.graded(Grade.CATCHING_UP, "messages of 2 frames, 3 expected")
+    await index.graded(Confidence.CATCHING_UP, "messages of 2 frames, 3 expected")
     await publisher.say(stored(3))
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     counted = world.stats(subscriber).counts.malformed
     publisher.odd = True
     subscriber.resync(world.url)
@@ -241,11 +241,11 @@ async def test_every_address_of_a_name_is_tried(
     await publisher.say(stored(0))
     endpoints = {world.url: (f"tcp://dual.test:{ports[0]}", f"tcp://dual.test:{ports[1]}")}
     subscriber = await world.follow(index, endpoints=endpoints)
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")
     assert not list(subscriber.down(time.monotonic()))
     await publisher.stop()
     await index.until(lambda: bool(list(subscriber.down(time.monotonic()))))
     again = world.publisher(*ports)
     await again.say(stored(7))
     await index.until(lambda: index.credited == {7})
-    await index.graded(Grade.EXACT, "joined at batch 0")
+    await index.graded(Confidence.EXACT, "joined at batch 0")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine.step import Limits
-from loadtest.engine.zoo.member import DENSE, Member
-from router.app import App
-from router.core.facts.placements import Grade
+from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.fake_engine.step import Limits
+from loadtest.fake_engine.zoo.member import DENSE, Member
+from router.core.types.placements import Confidence
+from router.single_process import RouterServer
 from tests.support import fakes
 
 BLOCK = 16
@@ -56,21 +56,21 @@ async def replicas(
 
 
 @asynccontextmanager
-async def routing(*urls: str, **overrides: Any) -> AsyncIterator[App]:
+async def routing(*urls: str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that has found out what there is to find out."""
-    async with App(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides)) as app:
+    async with RouterServer(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides)) as app:
         await app.hub.probe_now()
         yield app
 
 
-async def graded(app: App, grade: Grade) -> None:
+async def graded(app: RouterServer, grade: Confidence) -> None:
     """Return when every replica has this grade."""
     async with asyncio.timeout(60):
         while any(member.grade is not grade for member in app.router.fleet.members.values()):
             await asyncio.sleep(0.01)
 
 
-async def caught_up(app: App, engines: Engines) -> None:
+async def caught_up(app: RouterServer, engines: Engines) -> None:
     """Return when the engines have nothing to do, and what they published has been heard."""
     assert app.hub.events is not None
     published = dict(zip(engines.urls, engines._publishers, strict=True))
@@ -81,7 +81,9 @@ async def caught_up(app: App, engines: Engines) -> None:
             await asyncio.sleep(0.01)
 
 
-async def ask(client: ClientSession, app: App, path: str, body: dict[str, Any]) -> tuple[str, int, int, str, str]:
+async def ask(
+    client: ClientSession, app: RouterServer, path: str, body: dict[str, Any]
+) -> tuple[str, int, int, str, str]:
     """(grade, predicted, actual, replica, text of the answer)."""
     async with client.post(app.url + path, json={"model": "sim", "max_tokens": 8, **body}) as response:
         answer = await response.json()
@@ -102,7 +104,7 @@ async def client() -> AsyncIterator[ClientSession]:
 async def test_predictions_are_exact_while_the_engine_evicts(client: ClientSession) -> None:
     """Sixty prompts through caches that hold a few: every prediction equals the engine's own count."""
     async with replicas(2, kv_tokens=4_096) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         hits = 0
         for n in range(60):
             prompt = f"{n if n % 2 else n % 6:04d}" * 600 + f"{n % 4:04d}" * (n % 5 * 40)
@@ -119,7 +121,7 @@ async def test_predictions_are_exact_while_the_engine_evicts(client: ClientSessi
 async def test_a_conversation_with_salt_is_its_own(client: ClientSession) -> None:
     """The salt is part of the identity, in the events as in our keys."""
     async with replicas(1) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         for salt in ("one", "two", None):
             for turn in range(2):
                 body: dict[str, Any] = {"prompt": "abcd" * 200}
@@ -134,7 +136,7 @@ async def test_a_conversation_with_salt_is_its_own(client: ClientSession) -> Non
 async def test_traffic_around_the_router_is_seen(client: ClientSession) -> None:
     """What others sent to a replica counts as held: the estimate alone could not know."""
     async with replicas(2) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         body = {"model": "sim", "prompt": "wxyz" * 500, "max_tokens": 4}
         async with client.post(engines.urls[1] + COMPLETIONS, json=body) as response:
             assert response.status == 200
@@ -148,10 +150,10 @@ async def test_a_new_router_knows_all_from_the_replay(client: ClientSession) -> 
     """It was not there when the blocks were stored, and is exact all the same."""
     async with replicas(2) as engines:
         async with routing(*engines.urls) as app:
-            await graded(app, Grade.EXACT)
+            await graded(app, Confidence.EXACT)
             _, _, _, home, _ = await ask(client, app, COMPLETIONS, {"prompt": "efgh" * 500})
         async with routing(*engines.urls) as app:
-            await graded(app, Grade.EXACT)
+            await graded(app, Confidence.EXACT)
             grade, predicted, actual, again, _ = await ask(client, app, COMPLETIONS, {"prompt": "efgh" * 500})
             assert (grade, again) == ("exact", home)
             assert predicted == actual > 0
@@ -160,7 +162,7 @@ async def test_a_new_router_knows_all_from_the_replay(client: ClientSession) -> 
 async def test_a_chat_is_tokenized_by_the_replica(client: ClientSession) -> None:
     """Without a tokenizer here, the engine's own /tokenize gives the ids of a chat."""
     async with replicas(2) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         messages = [{"role": "user", "content": "tell me more " * 80}]
         for turn in range(4):
             grade, predicted, actual, _, text = await ask(client, app, CHAT, {"messages": messages})
@@ -173,7 +175,7 @@ async def test_a_chat_is_tokenized_by_the_replica(client: ClientSession) -> None
 async def test_a_prompt_that_cannot_be_known_is_estimated(client: ClientSession) -> None:
     """Two prompts in one request have no one prefix; the grade says so."""
     async with replicas(2) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         body = {"model": "sim", "prompt": ["abcd" * 100, "efgh" * 100], "max_tokens": 2}
         async with client.post(app.url + COMPLETIONS, json=body) as response:
             assert response.headers[GRADE] == "estimated"
@@ -196,7 +198,7 @@ async def test_events_can_be_left_alone(client: ClientSession) -> None:
 async def test_grades_are_metrics(client: ClientSession) -> None:
     """Grade, predictions against actual counts, and the stream's own figures."""
     async with replicas(1) as engines, routing(*engines.urls) as app:
-        await graded(app, Grade.EXACT)
+        await graded(app, Confidence.EXACT)
         await ask(client, app, COMPLETIONS, {"prompt": "abcd" * 100})
         await caught_up(app, engines)
         async with client.get(app.admin_url + "/metrics") as response:

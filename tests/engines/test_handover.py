@@ -1,4 +1,5 @@
-"""A stream that goes on from what another process knew: real sockets on loopback (engines/kv_events/handover.py)."""
+"""A stream that goes on from what another process knew: real sockets on loopback
+(engines/kv_events/snapshot_resume.py)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from router.core.cache.knowledge import Knowledge
-from router.core.facts.placements import Grade
-from router.core.kv_events.states import EngineState
+from router.core.cache_state.event_index import EventIndex
+from router.core.kv_events.event_state_codec import EngineState
 from router.core.kv_events.stream import StreamLimits
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.block_keys import token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
-from router.engines.kv_events.handover import ANOTHER, Handover
-from router.engines.kv_events.subscriber import Subscriber
+from router.core.types.placements import Confidence
+from router.engines.kv_events.snapshot_resume import ANOTHER, SnapshotResume
+from router.engines.kv_events.subscriber import EventStreamManager
 from tests.engines.event_world import LIMITS, SHORT, Publisher, World
 from tests.support.waiting import until
 
@@ -49,8 +50,8 @@ class One:
 
     def __init__(self, world: World) -> None:
         self._world, self.told = world, list[tuple[int, str]]()
-        self.grades, self.restarts = list[tuple[Grade, str]](), 0
-        self.knowledge = Knowledge(
+        self.grades, self.restarts = list[tuple[Confidence, str]](), 0
+        self.knowledge = EventIndex(
             blocks_max=10_000,
             aside_max=1_000,
             names_max=1_000,
@@ -58,26 +59,26 @@ class One:
             resync=lambda _: None,
             restarted=lambda _: self._restarted(),
         )
-        self.knowledge.untokened(world.url, "")
-        self.events: Subscriber | None = None
+        self.knowledge.set_untokenizable(world.url, "")
+        self.events: EventStreamManager | None = None
 
     def _restarted(self) -> None:
         self.restarts += 1
 
     async def follow(self, offer: EngineState | None = None, limits: StreamLimits = LIMITS) -> None:
         """Begin to follow, with what another one knew."""
-        handover = Handover(self.knowledge, lambda _, blocks, why: self.told.append((blocks, why)))
+        handover = SnapshotResume(self.knowledge, lambda _, blocks, why: self.told.append((blocks, why)))
         if offer is not None:
             handover.offers[self._world.url] = offer
         self.events = await self._world.follow(self.knowledge, handover=handover, limits=limits)  # type: ignore[arg-type]  # as an Index
 
-    async def graded(self, grade: Grade) -> None:
+    async def graded(self, grade: Confidence) -> None:
         """Wait for it."""
         await until(lambda: self.knowledge.grade_of(self._world.url)[0] is grade)
 
     def depth(self, first: int, blocks: int) -> int:
         """Blocks of a prompt that are credited to the engine."""
-        found = self.knowledge.stored(prompt(first, blocks), time.monotonic()).get(self._world.url)
+        found = self.knowledge.find_stored(prompt(first, blocks), time.monotonic()).get(self._world.url)
         return found.tokens // SIZE if found is not None and not found.suspended else 0
 
     async def state(self) -> EngineState:
@@ -96,7 +97,7 @@ async def known(world: World, publisher: Publisher, *said: dict[str, Any]) -> En
         await publisher.say(each)
     one = One(world)
     await one.follow()
-    await one.graded(Grade.EXACT)
+    await one.graded(Confidence.EXACT)
     return await one.state()
 
 
@@ -110,7 +111,7 @@ async def test_it_goes_on_where_the_other_one_left_off(world: World) -> None:
     await publisher.say(stored(90_000, 7))
     two = One(world)
     await two.follow(state)
-    await two.graded(Grade.EXACT)
+    await two.graded(Confidence.EXACT)
     assert two.told == [(310, "")]
     assert publisher.asked[0] == 1
     assert (two.depth(0, 300), two.depth(50_000, 10), two.depth(90_000, 7)) == (299, 10, 7)
@@ -133,7 +134,7 @@ async def test_an_engine_that_was_started_again_is_credited_with_nothing(world: 
             await publisher.say(stored(100_000 + 1_000 * n, 4))
         two = One(world)
         await two.follow(state)
-        await two.graded(Grade.EXACT)
+        await two.graded(Confidence.EXACT)
         ((blocks, why),) = two.told
         assert not blocks
         assert why.startswith("restarted")
@@ -168,7 +169,7 @@ async def test_a_gap_that_no_replay_fills_is_as_ever(world: World) -> None:
         await publisher.say(stored(100_000 + 1_000 * n, 4))
     two = One(world)
     await two.follow(state)
-    await two.graded(Grade.CATCHING_UP)
+    await two.graded(Confidence.CATCHING_UP)
     await until(lambda: two.depth(103_000, 4) == 4)
     ((blocks, why),) = two.told
     assert not blocks
@@ -196,23 +197,23 @@ async def test_a_late_joiner_becomes_exact_by_what_a_sibling_knows(world: World)
     await publisher.say(stored(0, 300))
     one = One(world)
     await one.follow()
-    await one.graded(Grade.EXACT)
+    await one.graded(Confidence.EXACT)
     for n in range(8):
         await publisher.say(stored(100_000 + 1_000 * n, 4))
     two = One(world)
     await two.follow()
-    await two.graded(Grade.CATCHING_UP)
+    await two.graded(Confidence.CATCHING_UP)
     await until(lambda: two.depth(107_000, 4) == 4)
     state = await one.state()
     await publisher.say(stored(200_000, 4))
     assert two.events is not None
     assert one.events is not None
-    two.events.offer(world.url, state)
-    await two.graded(Grade.EXACT)
+    two.events.offer_snapshot(world.url, state)
+    await two.graded(Confidence.EXACT)
     assert two.told == [(332, "")]
     await until(lambda: two.depth(200_000, 4) == 4)
     assert (two.depth(0, 300), two.depth(100_000, 4)) == (300, 4)
-    one.events.offer(world.url, state)
+    one.events.offer_snapshot(world.url, state)
     await until(lambda: bool(one.told))
     assert one.told == [(0, "its own events have told all of it")]
 
@@ -228,10 +229,10 @@ async def test_a_late_joiner_of_another_process_takes_nothing(world: World) -> N
         await publisher.say(stored(100_000 + 1_000 * n, 4))
     two = One(world)
     await two.follow()
-    await two.graded(Grade.CATCHING_UP)
+    await two.graded(Confidence.CATCHING_UP)
     await until(lambda: two.depth(107_000, 4) == 4)
     assert two.events is not None
-    two.events.offer(world.url, state)
+    two.events.offer_snapshot(world.url, state)
     await until(lambda: bool(two.told))
     assert two.told == [(0, ANOTHER)]
     assert (two.depth(1_000, 4), two.depth(107_000, 4)) == (0, 4)

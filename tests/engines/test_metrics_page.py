@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.core.facts.replicas import Replica, Sleep
+from router.config.schema import ProbeSettings
 from router.core.fleet.metrics_lines import SLICE_BYTES
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.types.replicas import Replica, Sleep
 from router.engines.metrics_page import BYTES_PER_S, MetricsPages
 from router.engines.probe import Prober
-from router.engines.ranks import Ranks
-from router.settings.schema import ProbeSettings
+from router.engines.ranks import RankExpander
 from tests.support.fakes import FakeEngine
 
 DATA = Path(__file__).parents[1] / "data" / "metrics"
@@ -69,7 +69,7 @@ async def probing(engine: FakeEngine, **given: Any) -> AsyncIterator[tuple[Route
 async def test_one_request_at_a_time() -> None:
     """Probes and ranks wait for the same page."""
     async with SlowPage(metrics=TWO) as engine, reading() as pages:
-        ranks = Ranks(ProbeSettings(), pages)
+        ranks = RankExpander(ProbeSettings(), pages)
         waiting = [asyncio.ensure_future(pages.read(engine.url)) for _ in range(3)]
         counting = asyncio.ensure_future(ranks.count(engine.url))
         while not engine.rendering:
@@ -122,7 +122,7 @@ async def test_a_page_that_is_switched_off_is_empty() -> None:
     async with FakeEngine() as engine, reading() as pages:
         assert await pages.read(engine.url) == ""
         assert await pages.engines(engine.url) == 1
-        pages.left(engine.url)
+        pages.forget(engine.url)
         await engine.stop()
         assert await pages.read(engine.url) is None
 

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine.host_tier import TierLimits
-from loadtest.engine.peers import PeerLimits
-from loadtest.engine.step import Limits
-from router.app import App
-from router.core.dialects.pulls import with_pull
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.engines.peers import PeerProber, listens
-from router.gateway.following import ASKED_MAX
-from router.gateway.incoming import STREAMED
-from router.settings.schema import PullSettings
-from tests.gateway.asking import asking, destinations, set_headers
+from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.fake_engine.host_tier import TierLimits
+from loadtest.fake_engine.peers import PeerLimits
+from loadtest.fake_engine.step import Limits
+from router.config.schema import PullSettings
+from router.core.dialects.p2p_body import with_pull
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Replica
+from router.engines.p2p_prober import P2pProber, accepts_zmtp
+from router.extproc.request_body import STREAMED
+from router.extproc.response_tracker import UNANSWERED_REQUESTS_MAX
+from router.single_process import RouterServer
+from tests.extproc.asking import asking, destinations, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
 from tests.support.waiting import until
@@ -39,7 +39,7 @@ REASON, HOME, PREDICTED = "x-warmroute-reason", "x-warmroute-replica", "x-warmro
 
 
 @asynccontextmanager
-async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
+async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, RouterServer]]:
     """Two replicas with CPU memory that pull from each other, and a router that knows where."""
     settings = EngineSettings(
         replicas=2,
@@ -56,10 +56,10 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
                 pass
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
         more = {"pulls__endpoints": tuple(named), "pulls__gb_per_s": 1_000.0, **overrides}
-        async with App(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
+        async with RouterServer(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
             await app.hub.probe_now()
             async with asyncio.timeout(60):
-                while any(member.grade is not Grade.EXACT for member in app.router.members):
+                while any(member.grade is not Confidence.EXACT for member in app.router.members):
                     await asyncio.sleep(0.01)
                 while "pulls__port" not in overrides and len(app.router.fleet.pulls.peers) < 2:
                     await asyncio.sleep(0.01)
@@ -78,7 +78,7 @@ async def _ask(url: str, prompt: str, **fields: Any) -> tuple[dict[str, str], di
     return dict(response.headers), json.loads(chunks[-1])
 
 
-async def _told(app: App, holder: str, prompt: str) -> None:
+async def _told(app: RouterServer, holder: str, prompt: str) -> None:
     """Return when the router knows that the holder has the prompt in CPU memory."""
     async with asyncio.timeout(60):
         while True:
@@ -88,10 +88,10 @@ async def _told(app: App, holder: str, prompt: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def _full(app: App, replica: str) -> None:
+def _full(app: RouterServer, replica: str) -> None:
     """Have the replica look as if it had minutes of prefill to do."""
     member = app.router.fleet.members[replica]
-    member.foreign_waiting = 100.0
+    member.untracked_waiting = 100.0
     member._foreign.extend([100] * 3)
 
 
@@ -176,7 +176,7 @@ async def test_a_gateways_sidecar_is_told_the_source() -> None:
         assert not told.request_body.response.HasField("body_mutation")
 
 
-async def _held(app: App, prompts: Sequence[str]) -> str:
+async def _held(app: RouterServer, prompts: Sequence[str]) -> str:
     """The replica that holds all of these in memory, by the router's word, and has much to do."""
     headers, _ = await _ask(app.url, prompts[0])
     holder = headers[HOME]
@@ -190,7 +190,7 @@ async def _held(app: App, prompts: Sequence[str]) -> str:
     return holder
 
 
-async def _shows_heads(app: App) -> None:
+async def _shows_heads(app: RouterServer) -> None:
     """Have the gateway show the head of an answer."""
     async with asking(app) as it:
         await it.pick(_body("x"), path=COMPLETIONS)
@@ -245,7 +245,7 @@ async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
             await it.answer()
             await it.hear()
             assert app.gateway._parts.asked == 1
-            app.gateway._parts.asked = ASKED_MAX  # as after so many answers that were asked for in vain
+            app.gateway._parts.asked = UNANSWERED_REQUESTS_MAX  # as after so many answers that were asked for in vain
             async with asking(app) as other:
                 assert SOURCE not in set_headers(await other.pick(_body(prompts[2]), path=COMPLETIONS))
         assert holder in app.router.fleet.pulls.sources(asyncio.get_running_loop().time())
@@ -320,7 +320,7 @@ async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> Non
         heard.set()
 
     address = f"127.0.0.1:{port}"
-    prober = PeerProber(prove, PullSettings(endpoints=("http://a=" + address,)))
+    prober = P2pProber(prove, PullSettings(endpoints=("http://a=" + address,)))
     task = asyncio.create_task(prober.watch(Replica("http://a")))
     async with asyncio.timeout(60):
         await heard.wait()
@@ -328,22 +328,20 @@ async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> Non
     server.close()
     good = greets is not None and greets[:1] == b"\xff"
     assert proved[0] == ("http://a", address if good else "")
-    assert await listens("127.0.0.1:notaport") is False
+    assert await accepts_zmtp("127.0.0.1:notaport") is False
 
 
 def test_where_orders_are_taken() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; the ports of
     its ranks are counted up from there, but for a rank's own entry."""
-    prober = PeerProber(lambda *_: None, PullSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
+    prober = P2pProber(lambda *_: None, PullSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
     assert prober.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
     assert prober.address(Replica("http://b:1", peer="10.0.0.1:8")) == "10.0.0.1:8"
     assert prober.address(Replica("http://a:1#dp2")) == "10.0.0.9:9"
     assert prober.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
-    ranked = PeerProber(
-        lambda *_: None, PullSettings(endpoints=("http://a:1#dp2=10.0.0.9:70", "http://a:1=10.0.0.9:7"))
-    )
+    ranked = P2pProber(lambda *_: None, PullSettings(endpoints=("http://a:1#dp2=10.0.0.9:70", "http://a:1=10.0.0.9:7")))
     assert ranked.address(Replica("http://a:1#dp2")) == "10.0.0.9:70"
     assert prober.address(Replica("http://10.0.0.2:8000")) == "10.0.0.2:5710"
     assert prober.address(Replica("http://10.0.0.2:8000#dp3")) == "10.0.0.2:5713"
     assert prober.address(Replica("http://[fd00::1]:8000")) == "[fd00::1]:5710"
-    assert PeerProber(lambda *_: None, PullSettings()).address(Replica("http://10.0.0.2:8000")) == ""
+    assert P2pProber(lambda *_: None, PullSettings()).address(Replica("http://10.0.0.2:8000")) == ""

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.core.dialects.ranks import RANK_HEADER, for_rank
-from router.core.facts.replicas import CapacitySource, Load, Replica
+from router.config.schema import ProbeSettings
+from router.core.dialects.rank_field import RANK_HEADER, for_rank
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.types.replicas import CapacitySource, Load, Replica
 from router.engines.metrics_page import MetricsPages
 from router.engines.probe import Prober
-from router.engines.ranks import Ranks, expand
-from router.http.exchange import EngineAnswer
-from router.http.failures import ReplicaLost
+from router.engines.ranks import RankExpander, expand
+from router.http.exchange import UpstreamResponse
+from router.http.failures import ReplicaUnreachable
 from router.http.upstream import EngineLimits, Upstream
-from router.settings.schema import ProbeSettings
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, mute
 
@@ -34,7 +34,7 @@ SOURCES = {"0": {"publisher": "zmq"}, "1": {"publisher": "zmq"}}
 
 
 @pytest.fixture
-async def ranks() -> AsyncIterator[Ranks]:
+async def ranks() -> AsyncIterator[RankExpander]:
     """Asks again at once."""
     async with asyncio.timeout(60):
         found = asking(interval_s=0.01, models_interval_s=0.0, api_key="k")
@@ -58,7 +58,7 @@ async def router(engine: FakeEngine) -> Router:
     return found
 
 
-class AskingRanks(Ranks):
+class AskingRanks(RankExpander):
     """Ranks with a reader of metrics of their own."""
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class AskingRanks(Ranks):
         await self._pages.close()
 
 
-def asking(**given: Any) -> Ranks:
+def asking(**given: Any) -> RankExpander:
     """Ranks that are asked for at these intervals."""
     settings = ProbeSettings(**given)
     return AskingRanks(settings, MetricsPages(settings))
@@ -120,7 +120,7 @@ async def sets_of(*replicas: str) -> AsyncIterator[frozenset[Replica]]:
     ],
 )
 async def test_a_server_says_how_many(
-    engine: FakeEngine, ranks: Ranks, sources: dict | None, info: dict | None, metrics: str | None, count: int
+    engine: FakeEngine, ranks: RankExpander, sources: dict | None, info: dict | None, metrics: str | None, count: int
 ) -> None:
     """From vLLM's sources of events or its metrics, from SGLang's server_info, else one. What is no source counts for
     none: a server that answers every path with an object of some fields is one replica."""
@@ -142,7 +142,7 @@ async def test_a_server_says_how_many(
     ],
 )
 async def test_a_server_says_its_version(
-    engine: FakeEngine, ranks: Ranks, sources: dict | None, info: dict | None, page: dict | None, version: str
+    engine: FakeEngine, ranks: RankExpander, sources: dict | None, info: dict | None, page: dict | None, version: str
 ) -> None:
     """From SGLang's server_info or vLLM's page; what is no short printable text is none, and costs no rank."""
     engine.kv_event_sources, engine.server_info, engine.version = sources, info, page
@@ -151,7 +151,7 @@ async def test_a_server_says_its_version(
     assert count == (2 if sources else (info or {}).get("dp_size", 1))
 
 
-async def test_a_version_is_the_last_that_was_told(engine: FakeEngine, ranks: Ranks) -> None:
+async def test_a_version_is_the_last_that_was_told(engine: FakeEngine, ranks: RankExpander) -> None:
     """An upgrade in place is seen when the server is asked again; a server that is down keeps its version."""
     engine.version = {"version": "0.31.0"}
     await ranks.count(engine.url)
@@ -162,7 +162,7 @@ async def test_a_version_is_the_last_that_was_told(engine: FakeEngine, ranks: Ra
     assert ranks.version(engine.url) == "0.32.0"
 
 
-async def test_silence_changes_nothing(engine: FakeEngine, ranks: Ranks) -> None:
+async def test_silence_changes_nothing(engine: FakeEngine, ranks: RankExpander) -> None:
     """A server that is down keeps its ranks; one never heard has one."""
     engine.kv_event_sources = SOURCES
     assert await ranks.count(engine.url) == 2
@@ -180,7 +180,7 @@ def test_a_rank_is_a_replica() -> None:
     assert [each.rank for each in made] == [None, 0, 1, 0]
 
 
-async def test_ranks_take_the_place_of_their_server(engine: FakeEngine, other: FakeEngine, ranks: Ranks) -> None:
+async def test_ranks_take_the_place_of_their_server(engine: FakeEngine, other: FakeEngine, ranks: RankExpander) -> None:
     """A set arrives expanded, and again when a server that comes back has another number of ranks."""
     engine.kv_event_sources = SOURCES
     found = ranks.follow(sets_of(engine.url, other.url))
@@ -211,13 +211,13 @@ async def test_a_server_is_asked_again_when_in_doubt(engine: FakeEngine, monkeyp
         await rounds.acquire()
     assert not coming.done()
     assert engine.probes["metrics"] == asked
-    seldom.doubt(f"{engine.url}#dp1")
+    seldom.invalidate(f"{engine.url}#dp1")
     assert len(await coming) == 2
     await found.aclose()  # type: ignore[attr-defined]
     await seldom.close()
 
 
-async def test_a_silent_server_holds_nobody_up(engine: FakeEngine, ranks: Ranks) -> None:
+async def test_a_silent_server_holds_nobody_up(engine: FakeEngine, ranks: RankExpander) -> None:
     """A set is passed on with what is known after a second, while a server that hangs is still being asked."""
     hung = FakeEngine()
     asked = asyncio.Event()
@@ -259,7 +259,7 @@ async def test_a_lost_server_loses_all_ranks(engine: FakeEngine, router: Router)
     assert router.fleet.ready() == []
 
 
-async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> EngineAnswer:
+async def call(upstream: Upstream, replica: str, path: str, body: bytes, **headers: str) -> UpstreamResponse:
     """One request."""
     lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
     rank = Replica(replica).rank
@@ -292,9 +292,9 @@ async def test_silent_requests_of_all_ranks_end(engine: FakeEngine, upstream: Up
     engine.script.append(mute)
     waiting = asyncio.ensure_future(call(upstream, engine.url + "#dp1", "/v1/completions", json.dumps({}).encode()))
     await engine.at_work.wait()
-    upstream.lost("http://127.0.0.1:1#dp1")
-    upstream.lost(engine.url + "#dp0")
-    with pytest.raises(ReplicaLost):
+    upstream.fail_silent_calls("http://127.0.0.1:1#dp1")
+    upstream.fail_silent_calls(engine.url + "#dp0")
+    with pytest.raises(ReplicaUnreachable):
         await waiting
 
 
@@ -352,7 +352,7 @@ async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
     engine.version = {"version": "0.32.0"}
     sets.say(second)
     assert await anext(found) == frozenset(), "the former is gone while the next is asked"
-    assert await anext(found) == {second.of_rank(0), second.of_rank(1)}
+    assert await anext(found) == {second.select_rank(0), second.select_rank(1)}
     assert seldom.version(engine.url) == "0.32.0"
     await found.aclose()  # type: ignore[attr-defined]
     await seldom.close()

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from loadtest.engine.command import Engines, EngineSettings
-from loadtest.engine.pairs import LegRefused, Moment
-from router.app import App
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.replicas import Replica
-from router.engines.hands import HandProber
-from router.engines.pairs import PairWarmer
-from router.gateway import stream
-from router.reading.gateway_rules import FORGEABLE
-from router.settings.schema import SplitSettings
+from loadtest.fake_engine.command import Engines, EngineSettings
+from loadtest.fake_engine.disagg_http import LegRefused, Moment
+from router.config.schema import SplitSettings
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.replicas import Replica
+from router.engines.kv_connectors import KvConnectorProber
+from router.engines.pair_warmup import PairWarmer
+from router.extproc import stream_handler
+from router.ingress.gateway_rules import FORGEABLE
+from router.single_process import RouterServer
 from tests.core.placement.paired import PairedFleet
-from tests.gateway.asking import asking, set_headers
+from tests.extproc.asking import asking, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
 from tests.support.splitting import hub_fleet, warm_pairs
@@ -44,7 +44,7 @@ async def _ask(url: str, prompt: str, tokens: int) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _streams(engines: Engines, app: App) -> AsyncIterator[list[str]]:
+async def _streams(engines: Engines, app: RouterServer) -> AsyncIterator[list[str]]:
     """Many streams that decode for minutes; yields the replicas that prefill for them."""
     begun: list[str] = []
     tasks = [asyncio.create_task(_endless(app.url, n, begun)) for n in range(STREAMS)]
@@ -67,8 +67,8 @@ async def _endless(url: str, number: int, begun: list[str]) -> None:
         await response.read()
 
 
-@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
-async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("handshake", [KvConnector.NIXL, KvConnector.MOONCAKE, KvConnector.OFFLOADING])
+async def test_a_long_prompt_is_prefilled_apart(handshake: KvConnector, caplog: pytest.LogCaptureFixture) -> None:
     """Where many streams decode, a long new prompt is prefilled by the replica that does nothing else, once its pairs
     have handed a prompt of ours over; receipts and metrics say so, and short prompts stay in one leg."""
     caplog.set_level(logging.INFO)
@@ -94,11 +94,11 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
         assert {(row["state"], row["prefills_failed"], row["broken"]) for row in split["pairs"]} == {("warm", 0, 0)}
         events = [getattr(line, "event", "") for line in caplog.records]
         assert events.count("pair_warmed") == 2
-        assert events.count("handshake_up") == (handshake is not Handshake.NIXL)
+        assert events.count("handshake_up") == (handshake is not KvConnector.NIXL)
 
 
-@pytest.mark.parametrize("handshake", Handshake)
-async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake) -> None:
+@pytest.mark.parametrize("handshake", KvConnector)
+async def test_a_pair_that_fails_is_followed_by_another_one(handshake: KvConnector) -> None:
     """The replica that prefills dies: the Router places both legs once more, without it, and only it is blamed."""
     async with hub_fleet(handshake, 1, 2) as (engines, app):
         await until(lambda: warm_pairs(app) == 2)
@@ -126,8 +126,8 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake
         assert not app.router.fleet.legs.open
 
 
-@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
-async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(handshake: Handshake) -> None:
+@pytest.mark.parametrize("handshake", [KvConnector.NIXL, KvConnector.MOONCAKE, KvConnector.OFFLOADING])
+async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(handshake: KvConnector) -> None:
     """By the decoding replica, if there is no other one, and not by the one that prefills, which may have died behind
     its answer while nothing else shows that yet."""
     async with hub_fleet(handshake, 1) as (engines, app):
@@ -149,7 +149,7 @@ async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(hands
 async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
     """Not a short prompt, nor one before any pair is warm: that is 503, and no engine's 400. What may not be split goes
     to a server that does both, where there is one."""
-    async with hub_fleet(Handshake.SGLANG, 1) as (engines, app):
+    async with hub_fleet(KvConnector.SGLANG, 1) as (engines, app):
         await until(lambda: len(app.router.fleet.legs.hands) == 2)
         app.router.fleet.legs._pairs.clear()
         async with ClientSession() as client, client.post(app.url + COMPLETIONS, json={"prompt": "hi"}) as response:
@@ -170,7 +170,7 @@ async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
 async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.LogCaptureFixture) -> None:
     """The decoding engine cannot reach the other one, though the router can: the log says so, the pair rests, and
     requests go in one leg."""
-    async with hub_fleet(Handshake.NIXL) as (engines, app):
+    async with hub_fleet(KvConnector.NIXL) as (engines, app):
         engines._directory.clear()
         await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
         headers = await _ask(app.url, LONG, 3)
@@ -183,8 +183,8 @@ async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -
     """What cannot be asked cannot be warmed: the pair rests, and the log says why."""
     pair = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
     for name in "pd":
-        pair.router.prove_handshake(name, Handshake.SGLANG, "odd")
-    warmer = PairWarmer(pair.router, Handshake.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
+        pair.router.set_kv_connector(name, KvConnector.SGLANG, "odd")
+    warmer = PairWarmer(pair.router, KvConnector.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
     watching = asyncio.create_task(warmer.watch())
     await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
     watching.cancel()
@@ -201,31 +201,34 @@ async def test_nothing_is_split_without_a_handshake() -> None:
         assert await _split_page(app) is None
 
 
-async def _split_page(app: App) -> Any:
+async def _split_page(app: RouterServer) -> Any:
     """What the dashboard is told of replicas that pair."""
     async with ClientSession() as client, client.get(app.admin_url + "/admin/observatory") as response:
         return (await response.json())["split"]
 
 
-@pytest.mark.parametrize("handshake", Handshake)
-async def test_an_engine_that_is_to_be_asked_must_answer(handshake: Handshake) -> None:
+@pytest.mark.parametrize("handshake", KvConnector)
+async def test_an_engine_that_is_to_be_asked_must_answer(handshake: KvConnector) -> None:
     """Each handshake's own sign of life; an engine that is not there, or gone, shakes no hands, and one that only
     decodes is not asked."""
-    proved: list[tuple[str, Handshake | None, str]] = []
+    proved: list[tuple[str, KvConnector | None, str]] = []
     settings = EngineSettings(replicas=1, port=0, handshake=handshake, prefills=1)
     async with Engines(settings) as engines:
         url, address = engines.urls[0], (engines.addresses or [""])[0]
-        named = () if handshake is Handshake.NIXL else (f"{url}={address}",)
+        named = () if handshake is KvConnector.NIXL else (f"{url}={address}",)
         given = SplitSettings(handshake.value, (url,), ("http://127.0.0.1:1",), 0, named, 0.01)
-        prober = HandProber(lambda *said: proved.append(said), given)
-        replica, other = prober.named(Replica(url)), prober.named(Replica("http://127.0.0.1:1"))
+        prober = KvConnectorProber(lambda *said: proved.append(said), given)
+        replica, other = (
+            prober.with_configured_role(Replica(url)),
+            prober.with_configured_role(Replica("http://127.0.0.1:1")),
+        )
         assert (replica.role, other.role) == (Role.PREFILL, Role.DECODE)
         tasks = [asyncio.create_task(prober.watch(each)) for each in (replica, other)]
         await until(lambda: len({said[0] for said in proved}) == 2)
-        wanted = f"{address}#{engines.links[0].engine_id}" if handshake is Handshake.MOONCAKE else address
+        wanted = f"{address}#{engines.links[0].engine_id}" if handshake is KvConnector.MOONCAKE else address
         assert next(said for said in proved if said[0] == url)[1:] == (handshake, wanted)
         assert next(said for said in proved if said[0] != url)[1:] == (handshake, "")
-    if handshake is not Handshake.NIXL:  # which has nobody to be asked
+    if handshake is not KvConnector.NIXL:  # which has nobody to be asked
         await until(lambda: proved[-1] == (url, None, ""))
         assert url not in prober.addresses
     for task in tasks:
@@ -239,8 +242,8 @@ async def test_a_look_that_finds_nobody_is_repeated(
     """A replica that was there is gone when three looks in a row found nobody; one that never was is not waited for.
     Each change is told once, however long nobody is there."""
     caplog.set_level("INFO")
-    said: list[Handshake | None] = []
-    prober = HandProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
+    said: list[KvConnector | None] = []
+    prober = KvConnectorProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
     finds = iter(("", "", "a:1", "", "", "a:1", "", "", "", "", "", "a:1"))
 
     async def look(_: Replica, __: str) -> str:
@@ -249,9 +252,9 @@ async def test_a_look_that_finds_nobody_is_repeated(
             await asyncio.Event().wait()
         return found or ""
 
-    monkeypatch.setattr(prober, "_look", look)
+    monkeypatch.setattr(prober, "_probe", look)
     task = asyncio.create_task(prober.watch(Replica("http://a:1", role=Role.PREFILL)))
-    there = Handshake.SGLANG
+    there = KvConnector.SGLANG
     await until(lambda: len(said) == 8)
     assert said == [None, None, there, there, None, None, None, there]
     events = [getattr(line, "event", "").removeprefix("handshake_") for line in caplog.records]
@@ -263,17 +266,19 @@ async def test_a_look_that_finds_nobody_is_repeated(
 async def test_where_engines_are_asked() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; a p2p tier has
     a port for each rank, a bootstrap server one for all."""
-    one = HandProber(lambda *_: None, SplitSettings("offloading", endpoints=("http://a:1=10.0.0.9:7",)))
+    one = KvConnectorProber(lambda *_: None, SplitSettings("offloading", endpoints=("http://a:1=10.0.0.9:7",)))
     assert one.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
     assert one.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
     assert one.address(Replica("http://b:1")) == "b:5710"
     assert one.address(Replica("http://b:1", role=Role.DECODE)) == ""
-    two = HandProber(lambda *_: None, SplitSettings("sglang", port=9000))
+    two = KvConnectorProber(lambda *_: None, SplitSettings("sglang", port=9000))
     assert two.address(Replica("http://[fd00::1]:1#dp2", role=Role.PREFILL)) == "[fd00::1]:9000"
-    same = HandProber(lambda *_: None, SplitSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",)))
-    assert same.named(Replica("http://a#dp1")).role is Role.PREFILL
+    same = KvConnectorProber(
+        lambda *_: None, SplitSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",))
+    )
+    assert same.with_configured_role(Replica("http://a#dp1")).role is Role.PREFILL
     assert same.address(Replica("http://a:80#dp1", role=Role.PREFILL)) == "10.0.0.9:7"
-    three = HandProber(lambda *_: None, SplitSettings("nixl"))
+    three = KvConnectorProber(lambda *_: None, SplitSettings("nixl"))
     assert three.address(Replica("http://b:1")) == ""
     for each in (one, two, three, same):
         await each.close()
@@ -282,7 +287,7 @@ async def test_where_engines_are_asked() -> None:
 async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.LogCaptureFixture) -> None:
     """It prefills or decodes, as it was started, and nothing says which."""
     proved: list[Any] = []
-    prober = HandProber(lambda *said: proved.append(said), SplitSettings("sglang"))
+    prober = KvConnectorProber(lambda *said: proved.append(said), SplitSettings("sglang"))
     await prober.watch(Replica("http://b:1"))
     assert proved == []
     assert [getattr(line, "event", "") for line in caplog.records] == ["role_unknown"]
@@ -292,7 +297,7 @@ async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.L
 async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
     """The picker names the prefilling replica in llm-d's header, whatever the client has put there, and leaves the body
     alone; the prefill leg's lease ends with the decode leg's."""
-    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
@@ -310,7 +315,7 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
 async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, retry_after: str, left: int) -> None:
     """No engine says which of the two was at fault, so the pair is warmed anew; one that asks for a rest, or refuses
     the request, says nothing of the pair."""
-    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
@@ -327,11 +332,13 @@ async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, ret
 @pytest.mark.inside
 async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The header has addresses only: nothing is booked for a replica that it cannot have."""
-    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
-        monkeypatch.setattr(stream, "endpoint_of", lambda replica: "" if replica == engines.urls[0] else "10.0.0.1:1")
+        monkeypatch.setattr(
+            stream_handler, "endpoint_of", lambda replica: "" if replica == engines.urls[0] else "10.0.0.1:1"
+        )
         await until(lambda: warm_pairs(app) == 1)
         body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:

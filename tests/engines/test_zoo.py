@@ -7,17 +7,17 @@ import asyncio
 import pytest
 from aiohttp import ClientSession
 
-from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
-from loadtest.engine.command import Engines, EngineSettings
-from loadtest.engine.model import EngineModel
-from loadtest.engine.request import EngineRequest
-from loadtest.engine.step import Limits
-from loadtest.engine.zoo.members import MEMBERS
-from loadtest.engine.zoo.pages import page_of
-from router.core.cache.selfcheck import CHECKS
-from router.core.facts.placements import Grade
+from loadtest.fake_engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.fake_engine.command import Engines, EngineSettings
+from loadtest.fake_engine.model import EngineModel
+from loadtest.fake_engine.request import EngineRequest
+from loadtest.fake_engine.step import Limits
+from loadtest.fake_engine.zoo.members import MEMBERS
+from loadtest.fake_engine.zoo.pages import page_of
+from router.core.cache_state.calibration import CHECKS
 from router.core.fleet.breaker import State
 from router.core.fleet.engine_metrics import parse_load
+from router.core.types.placements import Confidence
 from tests.engines.test_exact import BLOCK, COMPLETIONS, ask, caught_up, graded, replicas, routing
 
 KINDS = [
@@ -47,9 +47,9 @@ async def test_predictions(name: str, earned: int) -> None:
         ClientSession() as client,
     ):
         if not earned:
-            await graded(app, Grade.EXACT)
+            await graded(app, Confidence.EXACT)
         async with asyncio.timeout(60):
-            while any(each.grade is Grade.ESTIMATED for each in app.router.fleet.members.values()):
+            while any(each.grade is Confidence.ESTIMATED for each in app.router.fleet.members.values()):
                 await asyncio.sleep(0.01)
         hits = 0
         for n in range(earned + 30):

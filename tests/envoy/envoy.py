@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadtest.common.envoy import EnvoyMode, FrontEnvoy, fronting
-from router.app import App
+from loadtest.common.envoy import EnvoyMode, FrontEnvoy, run_envoy
+from router.single_process import RouterServer
 from tests.envoy import install
-from tests.gateway.asking import picking
+from tests.extproc.asking import picking
 from tests.support.fakes import FakeEngine
 
 DUPLEX, DUPLEX_IN = "duplex", "duplex in"
@@ -33,14 +33,14 @@ async def front(
     folder: Path, picker_ports: int | Sequence[int], replica_ports: Sequence[int], mode: EnvoyMode | None = None
 ) -> AsyncIterator[FrontEnvoy]:
     """A real Envoy before these replicas, once it listens."""
-    async with fronting(install.program(), folder, picker_ports, replica_ports, mode) as envoy:
+    async with run_envoy(install.program(), folder, picker_ports, replica_ports, mode) as envoy:
         yield envoy
 
 
 @asynccontextmanager
 async def behind(
     folder: Path, count: int = 3, mode: EnvoyMode | None = None, **settings: Any
-) -> AsyncIterator[tuple[FrontEnvoy, App, list[FakeEngine]]]:
+) -> AsyncIterator[tuple[FrontEnvoy, RouterServer, list[FakeEngine]]]:
     """A real Envoy before a picker and so many engines."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(count)]

@@ -16,10 +16,10 @@ from yarl import URL
 
 from loadtest.common.envoy import EnvoyMode
 from loadtest.common.processes import free_port, free_ports
-from router.gateway.picker import METHOD, SERVICE
-from router.reading.gateway_rules import DESTINATION, FORGEABLE, SECRETS
+from router.extproc.service import METHOD, SERVICE
+from router.ingress.gateway_rules import DESTINATION, FORGEABLE, SECRETS
 from tests.envoy.envoy import MODES, chat, front, picker_process
-from tests.gateway.asking import CHAT
+from tests.extproc.asking import CHAT
 from tests.support.fakes import FakeEngine, events, half_then_waits
 from tests.support.keyring import Keyring
 from tests.support.waiting import until

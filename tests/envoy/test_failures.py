@@ -15,9 +15,9 @@ import pytest
 
 from loadtest.common.envoy import EnvoyMode
 from loadtest.common.processes import free_port
-from router.core.facts.placements import Reason
+from router.core.types.placements import PlacementReason
 from tests.envoy.envoy import MODES, behind, chat, front, picker_process
-from tests.gateway.asking import CHAT, endpoint, picking
+from tests.extproc.asking import CHAT, endpoint, picking
 from tests.support.fakes import FakeEngine, events, half_then_waits
 from tests.support.keyring import Keyring
 from tests.support.waiting import until
@@ -114,7 +114,7 @@ async def test_a_dead_replica_is_walked_past_and_the_lease_moves(tmp_path: Path,
         for n in range(12):
             async with client.post(envoy.url + CHAT, json=chat(f"{n} " * 200)) as answer:
                 statuses.append(answer.status)
-                if answer.headers["x-warmroute-reason"] == Reason.RETRY:
+                if answer.headers["x-warmroute-reason"] == PlacementReason.RETRY:
                     moved.append(answer.headers["x-warmroute-replica"])
         assert statuses == [200] * 12
         assert moved

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.replay.demo import WORKLOADS, DemoWorkload
-from loadtest.replay.faces import FACES, LOSS_MAX, RATIO_MAX, goals, run_face
+from loadtest.replay.frontends import FACES, LOSS_MAX, RATIO_MAX, goals, run_face
 from tests.envoy import install
 from tests.support.figures import figure
 
@@ -26,7 +26,7 @@ async def test_hits_are_those_of_the_edge(workload: DemoWorkload) -> None:
     many hits are lost beside the edge, and the ninetieth percentile of first tokens, depend on what else the machine
     does: evidence judges them, of the whole by `python -m loadtest faces`, and the suite exactly, in virtual time
     (tests/loadtest/simulate/test_unseen.py)."""
-    part = workload.replayed(requests_max=160, output_tokens_max=64, time_scale=20.0, timeout_s=PATIENCE_S * 20.0)
+    part = workload.replace_replay(requests_max=160, output_tokens_max=64, time_scale=20.0, timeout_s=PATIENCE_S * 20.0)
     rows = [await run_face(install.program(), part, face, Console(file=io.StringIO())) for face in FACES]
     assert [row.failed for row in rows] == [0, 0]
     hits, first_tokens, at_engines = goals(rows)

@@ -15,7 +15,7 @@ import pytest
 
 from loadtest.common.envoy import DESTINATION, EnvoyMode
 from tests.envoy.envoy import DUPLEX, DUPLEX_IN, MODES, behind, chat
-from tests.gateway.asking import CHAT
+from tests.extproc.asking import CHAT
 from tests.support.fakes import USAGE, events, half_then_waits, mute
 from tests.support.figures import figure
 from tests.support.waiting import until
@@ -58,7 +58,7 @@ async def test_a_stream_comes_as_it_is_made(tmp_path: Path, client: aiohttp.Clie
             engine.go_on.set()
             assert got + await answer.read() == b"".join(events())
         await until(lambda: not member.leases)
-        assert member.unseen_answers == 1
+        assert member.unobserved_responses == 1
 
 
 @pytest.mark.figures

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.pages import command as pages
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.scenarios.table import LADDERS
+from loadtest.docgen import command as pages
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.scenarios.registry import LADDERS
 from router.admin.pages import Pages
-from router.app import App
-from router.commands.loading import load
+from router.cli.config_loader import load
+from router.config.api_keys import Keys
+from router.config.schema import MetricsSettings, Settings, field_keys
 from router.core.dialects import PATHS
-from router.core.facts.placements import Grade, Reason
 from router.core.placement.policies import POLICIES
-from router.http.deadlines import REASONS
-from router.settings.keys import Keys
-from router.settings.schema import MetricsSettings, Settings, field_keys
+from router.core.types.placements import Confidence, PlacementReason
+from router.http.client_timeouts import REASONS
+from router.single_process import RouterServer
 from tests.house.documents import DOCUMENTS, NAMES, ROOT, anchors, block, code_blocks, page, section, table
 from tests.support.histories import no_history
 
@@ -73,7 +73,7 @@ async def test_every_metric_is_in_the_table() -> None:
     settings = Settings(
         replicas=("http://127.0.0.1:1",), listen=on_free_ports(), metrics=MetricsSettings(otel_names=True)
     )
-    async with App(settings) as app:
+    async with RouterServer(settings) as app:
         app.hub.metrics.failed("http://127.0.0.1:1", "connect")
         families = list(app.hub.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
@@ -117,7 +117,7 @@ def test_every_path_is_in_the_table() -> None:
 
 def test_every_response_header_is_in_the_table() -> None:
     """Headers that answers are given and headers in the table are the same."""
-    sources = [(ROOT / "router" / name).read_text() for name in ("edge/proxy.py", "reading/answering.py")]
+    sources = [(ROOT / "router" / name).read_text() for name in ("proxy/http_proxy.py", "ingress/local_responses.py")]
     emitted = set(re.findall(r'f"(x-[a-z0-9-]+): \{', "".join(sources)))
     documented = {row[0].strip("`") for row in table(page("docs/guide/receipts.md")) if row[0][:3] == "`x-"}
     assert emitted == documented
@@ -127,7 +127,7 @@ def test_every_response_header_is_in_the_table() -> None:
 def test_every_reason_and_grade_is_explained() -> None:
     """Every value of x-warmroute-reason and x-warmroute-grade is in a table, and no other is."""
     names = {row[0].strip("`") for row in table(page("docs/guide/receipts.md"))}
-    assert {name for name in names if not name.startswith("x-")} == {*Reason, *Grade}
+    assert {name for name in names if not name.startswith("x-")} == {*PlacementReason, *Confidence}
 
 
 def test_every_reason_to_close_a_connection_is_explained() -> None:

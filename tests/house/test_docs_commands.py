@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from loadtest import __main__
-from loadtest.agree import command as agree
-from loadtest.evidence import command as evidence
 from loadtest.faults import command as faults
 from loadtest.replay import command as replay
 from loadtest.replay import demo
+from loadtest.sim_vs_http import command as agree
 from loadtest.simulate import options as simulate_options
-from router.commands import main as command
-from router.settings.schema import field_keys
+from loadtest.suite import command as evidence
+from router.cli import main as command
+from router.config.schema import field_keys
 from tests.house.documents import ROOT, commands
 
 

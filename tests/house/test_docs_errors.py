@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from router.http.failures import BrokeMidway, Failure
+from router.http.failures import StreamInterrupted, UpstreamError
 from tests.house.documents import ROOT, page, section, table
 
 SOURCES = sorted((ROOT / "router").rglob("*.py"))
@@ -16,8 +16,8 @@ SOURCES = sorted((ROOT / "router").rglob("*.py"))
 
 def called_with_code(name: str) -> Iterator[tuple[int, str]]:
     """(status, code) of every call in the router that makes an error of ours: `Refusal(status, code, ...)` and others
-    of that shape, `BadBody(code, ...)` as a 400, `Shed(code, ...)` as a 429."""
-    statuses = {"BadBody": 400, "Shed": 429}
+    of that shape, `InvalidBody(code, ...)` as a 400, `Shed(code, ...)` as a 429."""
+    statuses = {"InvalidBody": 400, "Shed": 429}
     for constants, calls in _calls():
         for node in calls:
             if _name(node.func) != name:
@@ -81,7 +81,7 @@ def test_every_error_code_is_in_the_table() -> None:
         for row in table(page("docs/reference/errors.md"))
         for code in re.findall(r"`(\w+)`", row[1])
     }
-    made = {error for name in ("Refusal", "BadBody", "Shed") for error in called_with_code(name)}
+    made = {error for name in ("Refusal", "InvalidBody", "Shed") for error in called_with_code(name)}
     assert made == documented
 
 
@@ -105,8 +105,8 @@ def test_every_error_of_the_admin_listener_is_in_the_table() -> None:
 def test_every_kind_of_failure_is_explained() -> None:
     """The kinds that failures are counted under are in a table where the metrics are, and no other is."""
     rows = page("docs/reference/metrics.md").split("<!-- metrics:end -->")[1]
-    kinds = {failure.kind for made in (Failure, BrokeMidway) for failure in descendants(made)}
-    assert {row[0].strip("`") for row in table(rows) if row[0][0] == "`"} - {"kind"} == {*kinds, BrokeMidway.kind}
+    kinds = {failure.kind for made in (UpstreamError, StreamInterrupted) for failure in descendants(made)}
+    assert {row[0].strip("`") for row in table(rows) if row[0][0] == "`"} - {"kind"} == {*kinds, StreamInterrupted.kind}
 
 
 def descendants(made: type[Any]) -> Iterator[type[Any]]:

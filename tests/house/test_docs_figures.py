@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row, envelope
-from loadtest.pages import command as pages
-from loadtest.pages.demo import broken_promises, median_rows
+from loadtest.docgen import command as pages
+from loadtest.docgen.demo import broken_promises, median_rows
 from loadtest.replay import demo
 from tests.house.documents import block, page
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from loadtest.common.processes import free_ports
-from router.commands import main as command
-from router.commands.loading import load
-from router.settings.schema import Settings
+from router.cli import main as command
+from router.cli.config_loader import load
+from router.config.schema import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -21,14 +21,16 @@ OTHERS = {"escape", "Pattern", "Match", "error", "DEBUG", "ASCII", "DOTALL", "IG
 
 # Expressions that may take more than linear time, and what bounds their input.
 BOUNDED = {
-    "router/core/observatory/difference/shapes.py:_OF_ID": "a label of LABEL_BYTES, or a piece within WINDOW_BYTES",
-    "router/core/observatory/difference/shapes.py:_PREFIXED": "a word within WINDOW_BYTES",
-    "router/core/observatory/difference/shapes.py:_NUMBER": "the window of WINDOW_BYTES on either side of a byte",
+    "router/core/insights/difference/volatile_values.py:_OF_ID": (
+        "a label of LABEL_BYTES, or a piece within WINDOW_BYTES"
+    ),
+    "router/core/insights/difference/volatile_values.py:_PREFIXED": "a word within WINDOW_BYTES",
+    "router/core/insights/difference/volatile_values.py:_NUMBER": "the window of WINDOW_BYTES on either side of a byte",
 }
 # Expressions that are made when the program runs, and why they are linear.
 MADE = {
-    "router/core/dialects/forms.py": "the boundary of a form as it is: one literal",
-    "router/tokens/tokenizers.py": "the special tokens of a tokenizer, which its file has: literals",
+    "router/core/dialects/multipart.py": "the boundary of a form as it is: one literal",
+    "router/tokenization/tokenizers.py": "the special tokens of a tokenizer, which its file has: literals",
 }
 
 

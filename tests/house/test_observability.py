@@ -13,7 +13,7 @@ import yaml
 from deploy.observability.__main__ import FOLDERS, REPO, RULES, differing, main
 from deploy.observability.dashboards import BOARDS
 from deploy.observability.rules import ALERTS, recorded
-from router.settings.schema import field_keys
+from router.config.schema import field_keys
 
 RUNBOOK = (REPO / "docs" / "operate" / "runbook.md").read_text(encoding="utf-8")
 UNIT_TESTS = REPO / "deploy" / "prometheus" / "tests" / "alerts.yaml"

@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any
 
-from router.commands.main import _parser
+from router.cli.main import _parser
 from tests.house.documents import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

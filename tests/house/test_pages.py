@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from loadtest.pages.layers import layers
-from loadtest.pages.markdown import PageError, with_block
+from loadtest.docgen.layers import layers
+from loadtest.docgen.markdown import PageError, with_block
 from tests.house.test_words import AWAITED
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.pages.markdown import PageError
-from loadtest.pages.promises import findings, findings_block, marks, promises, promises_block
-from loadtest.pages.promises import tests_of_findings as by_finding
+from loadtest.docgen.markdown import PageError
+from loadtest.docgen.promises import findings, findings_block, marks, promises, promises_block
+from loadtest.docgen.promises import tests_of_findings as by_finding
 from tests.house.documents import ROOT, page, section, table
 
 TESTS = ROOT / "tests"

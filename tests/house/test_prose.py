@@ -73,7 +73,7 @@ def test_the_table_has_a_row_for_each_path(capsys: pytest.CaptureFixture[str]) -
     assert prose.main(["--list", "house", str(prose.ROOT / "router" / "core" / "facts"), str(prose.ROOT / "docs")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["path", "words", "person"]
-    assert [line.split()[0] for line in lines if line.split()[0] in ("router/core/facts", "docs")] == [
-        "router/core/facts",
+    assert [line.split()[0] for line in lines if line.split()[0] in ("router/core/types", "docs")] == [
+        "router/core/types",
         "docs",
     ]

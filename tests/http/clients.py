@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.http.deadlines import ClientLimits
+from router.http.client_timeouts import ClientLimits
 from tests.http.wire import Wire
 from tests.support.recorded import RECORDED
 

@@ -8,7 +8,7 @@ from typing import Self, cast
 
 import h11
 
-from router.app import App
+from router.single_process import RouterServer
 from tests.http.test_server import BODY, length
 from tests.http.wire import PAGES, Client, connect
 
@@ -112,7 +112,7 @@ class StrictEngine:
             transport.abort()
 
 
-async def exchanged(app: App, engine: StrictEngine, raw: bytes, messages: int) -> tuple[Client, list[Said]]:
+async def exchanged(app: RouterServer, engine: StrictEngine, raw: bytes, messages: int) -> tuple[Client, list[Said]]:
     """Send it and wait for an end, for so many answers, or until nothing moves; what came, and what went on."""
     engine.seen.clear()
     client = await connect(app.url)

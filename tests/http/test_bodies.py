@@ -14,13 +14,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.app import App
+from router.config.api_keys import Keys, Tenant
 from router.http.body_budget import SHARE, BodyBudget
 from router.http.client_connection import ClientConnection
-from router.http.deadlines import BODY_TIMEOUT, Patience
+from router.http.client_timeouts import BODY_TIMEOUT, ClientTimer
 from router.http.receiver import BODY
-from router.http.request import BodyShare
-from router.settings.keys import Keys, Tenant
+from router.http.request import BodyReservation
+from router.single_process import RouterServer
 from tests.http.clients import LIMITS, play
 from tests.http.wire import CHAT, Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.keyring import Keyring
@@ -41,17 +41,17 @@ def started(size: int, *lines: str, path: str = CHAT) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *lines, "", "")).encode()
 
 
-def connections(app: App) -> list[ClientConnection]:
+def connections(app: RouterServer) -> list[ClientConnection]:
     """The router's ends of all connections."""
     return list(app.edge._server.clients)
 
 
-def kept_bytes(app: App) -> int:
+def kept_bytes(app: RouterServer) -> int:
     """Bytes of bodies that are kept while they come."""
     return sum(len(piece) for each in connections(app) for piece in each._receiver._pieces)
 
 
-async def all_came(app: App, size: int) -> None:
+async def all_came(app: RouterServer, size: int) -> None:
     """Wait until the router has read so many bytes of bodies that are under way."""
     while sum(each._receiver.reading_bytes for each in connections(app)) < size:
         await asyncio.sleep(0)
@@ -216,7 +216,7 @@ class Budgets(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.budget = BodyBudget(self.loop, 1_000)
-        self.held: dict[BodyShare, int] = {}
+        self.held: dict[BodyReservation, int] = {}
 
     def teardown(self) -> None:
         """Give everything back."""
@@ -230,8 +230,8 @@ class Budgets(RuleBasedStateMachine):
     def comes(self, holder: str, size: int) -> None:
         """A body comes: it is held if there is room, and its holder has no more with it than four times what was
         free."""
-        share, free = BodyShare(holder), 1_000 - sum(self.held.values())
-        own = sum(bytes_ for each, bytes_ in self.held.items() if each.holder == holder)
+        share, free = BodyReservation(holder), 1_000 - sum(self.held.values())
+        own = sum(bytes_ for each, bytes_ in self.held.items() if each.budget_owner == holder)
         assert self.budget.take(share, size) == (size <= free and own + size <= SHARE * free)
         if share.held_bytes:
             self.held[share] = size
@@ -239,8 +239,8 @@ class Budgets(RuleBasedStateMachine):
     @rule(holder=st.sampled_from("abc"), size=st.integers(1, 600))
     def is_here(self, holder: str, size: int) -> None:
         """Bytes that were read count, room or not."""
-        share = BodyShare(holder)
-        self.budget.owe(share, size)
+        share = BodyReservation(holder)
+        self.budget.overdraw(share, size)
         self.held[share] = size
 
     @rule(data=st.data())
@@ -271,7 +271,7 @@ ROOM: dict[str, Any] = {"limits__body_bytes_max": MIB, "limits__bodies_bytes_max
 SIZE = 600_000  # of two of one tenant only the first has room, and another tenant has some beside it
 
 
-async def half_sent(app: App, key: str) -> Client:
+async def half_sent(app: RouterServer, key: str) -> Client:
     """A client of whose body half is sent, or as much as is read of it."""
     client = await connect(app.url)
     client.ask(started(SIZE, f"x-api-key: {key}"))
@@ -371,7 +371,7 @@ async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyP
 def test_a_body_takes_so_long_at_most() -> None:
     """However fast it comes, a body that is not whole after `body_timeout_s` is ended, and not before."""
     limits = replace(LIMITS, body_timeout_s=20.0, body_bytes_per_s_min=1)
-    patience, now_s = Patience(), 0.0
+    patience, now_s = ClientTimer(), 0.0
     while not (why := patience.sends(now_s, limits, BODY, 1, int(now_s * 1_000_000))):
         now_s += limits.sweep_s
     assert why == BODY_TIMEOUT

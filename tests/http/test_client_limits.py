@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.app import App
-from router.http.accepting import ConnectionSlots
-from router.http.deadlines import acknowledged
+from router.http.acceptor import ConnectionSlots
+from router.http.client_timeouts import count_acked_bytes
 from router.http.receiver import JOINED_BYTES_MAX, Receiver
 from router.http.request import Connection, Refusal, Request
+from router.single_process import RouterServer
+from tests.control.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.http.clients import LIMITS, LINE, play
 from tests.http.looks import Looks
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
-from tests.hub.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.support.fakes import running
 from tests.support.recorded import SSE, head
 
@@ -36,11 +36,11 @@ class Taken:
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    def arrived(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """See request.Connection."""
         self.requests.append(request)
 
-    def headed(self, request: Request, length: int, *, expects: bool) -> bool:
+    def on_head(self, request: Request, length: int, *, expects: bool) -> bool:
         """Every body is wanted."""
         return True
 
@@ -272,7 +272,7 @@ async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatc
 
         def taken_bytes() -> int:
             assert server_side._transport is not None
-            return acknowledged(server_side._transport.get_extra_info("socket"), -1)
+            return count_acked_bytes(server_side._transport.get_extra_info("socket"), -1)
 
         assert taken_bytes() > 0, "the kernel does not say"
         for _ in range(10):  # five times the limit
@@ -292,7 +292,7 @@ async def test_limits_from_settings() -> None:
     """What the settings say is what the listener does."""
     async with RawEngine(play) as engine:
         async with running(engine.url, listen__connections_max=7, listen__body_bytes_per_s_min=5) as app:
-            assert isinstance(app, App)
+            assert isinstance(app, RouterServer)
             limits = app.edge._server.limits
             assert (limits.connections_max, limits.body_bytes_per_s_min, limits.head_timeout_s) == (7, 5, 10.0)
             assert socket.SOCK_STREAM in {sock.type for sock in app.edge._server._listener.sockets}  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.settings.descriptors import DescriptorShortage, connections_within, none_left
+from router.config.fd_limits import FdExhaustion, connections_within, is_emfile
 from tests.support.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -146,24 +146,24 @@ def test_how_many_clients_fit() -> None:
 def test_which_errors_mean_that_none_is_left() -> None:
     """EMFILE and ENFILE, of one address or several, do; a refused connection and a name that is none do not."""
     full, system = OSError(errno.EMFILE, "full"), OSError(errno.ENFILE, "full")
-    assert none_left(full)
-    assert none_left(system)
-    assert none_left(OSError(f"Multiple exceptions: [Errno {errno.EMFILE}] a, [Errno {errno.EMFILE}] b"))
-    assert not none_left(ConnectionRefusedError(errno.ECONNREFUSED, "refused"))
-    assert not none_left(socket.gaierror(socket.EAI_NONAME, "no such name"))
-    assert not none_left(ValueError("24"))
+    assert is_emfile(full)
+    assert is_emfile(system)
+    assert is_emfile(OSError(f"Multiple exceptions: [Errno {errno.EMFILE}] a, [Errno {errno.EMFILE}] b"))
+    assert not is_emfile(ConnectionRefusedError(errno.ECONNREFUSED, "refused"))
+    assert not is_emfile(socket.gaierror(socket.EAI_NONAME, "no such name"))
+    assert not is_emfile(ValueError("24"))
 
 
 def test_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is met, and whatever lacks it."""
     now_s = 0.0
-    shortage = DescriptorShortage(lambda: now_s)
+    shortage = FdExhaustion(lambda: now_s)
     for _ in range(100):
-        shortage.met("a probe")
+        shortage.report_shortage("a probe")
         now_s += 0.5
     assert len(caplog.records) == 1
     now_s += 10.0
-    shortage.met("a connection")
+    shortage.report_shortage("a connection")
     assert len(caplog.records) == 2
     with closing(socket.socket()):
         shortage.look()

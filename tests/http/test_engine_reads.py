@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-import router.edge.relay
+import router.proxy.relay
 from router.core.dialects import OPENAI
-from router.http.engine_connection import EXCESS_BYTES_MAX, SLICE_BYTES, EngineConnection
-from router.http.exchange import EngineAnswer
+from router.http.engine_connection import EXCESS_BYTES_MAX, SLICE_BYTES, UpstreamConnection
+from router.http.exchange import UpstreamResponse
 from router.http.outbox import Outbox
-from router.http.pace import TURN_BYTES, Pace
+from router.http.read_fairness import TURN_BYTES, ReadFairness
 from tests.attack.relayed import Way, relayed
-from tests.http.test_pace import Loop, Transport
+from tests.http.test_read_fairness import Loop, Transport
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.fakes import running
 from tests.support.recorded import SSE, chunked, head, words
@@ -49,16 +49,16 @@ class Socket(Transport):
 class Fed:
     """A connection without a socket, an answer that waits for its first bytes, and turns of a loop by hand."""
 
-    def __init__(self, pace: Pace | None = None, loop: Loop | None = None) -> None:
+    def __init__(self, pace: ReadFairness | None = None, loop: Loop | None = None) -> None:
         self.loop = loop or Loop()
         ticks = iter(range(1_000_000))  # each look at the clock finds that the time is over
-        self.pace = pace or Pace(cast("Any", self.loop), lambda: float(next(ticks)))
+        self.pace = pace or ReadFairness(cast("Any", self.loop), lambda: float(next(ticks)))
         self.transport = Socket()
         self.why = ""
-        self.free: list[EngineConnection] = []
-        self.connection = EngineConnection(self.free.append, Outbox(cast("Any", Loop())), self.pace)
+        self.free: list[UpstreamConnection] = []
+        self.connection = UpstreamConnection(self.free.append, Outbox(cast("Any", Loop())), self.pace)
         self.connection.connection_made(cast("Any", self.transport))
-        self.answer = EngineAnswer("r", cast("Any", self), until_whole=False, whole_bytes_max=64 << 20)
+        self.answer = UpstreamResponse("r", cast("Any", self), until_whole=False, whole_bytes_max=64 << 20)
         self.answer._connection = self.connection
         self.connection.send(self.answer, b"", b"")
 
@@ -277,7 +277,7 @@ async def test_many_long_answers_arrive_whole() -> None:
 @on_uvloop
 async def test_an_event_without_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that is too long to be held passes in parts, up to a limit; then the client is told that it broke."""
-    monkeypatch.setattr(router.edge.relay, "EVENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(router.proxy.relay, "EVENT_BYTES_MAX", 1 << 20)
 
     async def play(wire: Wire) -> None:
         await wire.send(CHUNKED, chunk(WORDS[0] + b'data: {"choices":[{"delta":{"content":"'))

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import router.http.upstream
-from router.app import App
+from router.single_process import RouterServer
 from tests.http.wire import Answered, Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.support.examples import some
 from tests.support.fakes import outwaited
@@ -54,14 +54,14 @@ class Script:
             wire.transport.close()
 
 
-async def asked(app: App, raw: bytes | None = None) -> Client:
+async def asked(app: RouterServer, raw: bytes | None = None) -> Client:
     """A client that has sent a request."""
     client = await connect(app.url)
     client.ask(raw or post())
     return client
 
 
-def free(app: App) -> int:
+def free(app: RouterServer) -> int:
     """Connections that wait for requests."""
     return sum(each.usable for pool in app.edge.upstream._pools.values() for each in pool._free)
 
@@ -364,7 +364,7 @@ async def test_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
             each.silent_since(now_s - 100)  # as if the watchdog had looked long ago
         await wires[2].send(chunked([b'data: {"choices":[]}\n\n']).partition(b"\r\n\r\n")[2][:-5])
         for _ in range(3):
-            app.edge.lost(engine.url)
+            app.edge.on_replica_unreachable(engine.url)
         assert (await clients[0].answer()).status == 502
         assert b"stream_broken" in (await clients[1].answer()).body
         await wires[2].send(chunked(words()).partition(b"\r\n\r\n")[2])

@@ -8,8 +8,8 @@ import sys
 import pytest
 from aiohttp import ClientSession, web
 
-from router.commands.loading import load
-from router.settings.schema import SettingsError
+from router.cli.config_loader import load
+from router.config.schema import SettingsError
 from tests.support.fakes import FakeEngine, Reply, events, half_then_waits, idle, running, status
 
 CHAT = "/v1/chat/completions"

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from router.edge.attempts import Call
-from router.edge.relay import Relay
 from router.http.client_connection import ClientConnection
-from router.http.engine_connection import EngineConnection
-from router.http.exchange import EngineAnswer
+from router.http.engine_connection import UpstreamConnection
+from router.http.exchange import UpstreamResponse
 from router.http.receiver import Receiver
 from router.http.request import Request
+from router.proxy.attempts import UpstreamCall
+from router.proxy.relay import Relay
 from tests.http.wire import CHAT, STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.support.fakes import running
 from tests.support.recorded import SSE, head
@@ -26,7 +26,7 @@ CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 ASKED = b'{"model":"m","messages":[]}'
 ANSWER_BYTES = 900_000  # less than what is held until it is whole
 NARROW_BYTES = 16_384
-OURS = (Call, ClientConnection, EngineAnswer, EngineConnection, Receiver, Relay, Request)
+OURS = (UpstreamCall, ClientConnection, UpstreamResponse, UpstreamConnection, Receiver, Relay, Request)
 
 
 async def whole(wire: Wire) -> None:

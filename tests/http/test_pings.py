@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.http.exchange import FIRST_EVENT_BYTES_MAX, EngineAnswer
+from router.http.exchange import FIRST_EVENT_BYTES_MAX, UpstreamResponse
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.fakes import running
 from tests.support.recorded import SSE, chunked, head, words
@@ -68,8 +68,8 @@ async def test_pings_are_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -
         client.transport.close()
 
 
-async def _asking(app: Any, count: int) -> list[EngineAnswer]:
-    answers: list[EngineAnswer] = []
+async def _asking(app: Any, count: int) -> list[UpstreamResponse]:
+    answers: list[UpstreamResponse] = []
     while len(answers) != count:
         answers = [each for each in app.edge.upstream._answers if each.replica]
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_a_request_of_which_only_pings_came_is_tried_elsewhere() -> None:
             await asyncio.sleep(0)
         answering = asyncio.gather(*(client.answer() for client in clients))
         while not answering.done():
-            app.edge.stuck(pinging.url)
+            app.edge.on_replica_stalled(pinging.url)
             await asyncio.sleep(0)
         for answer in await answering:
             assert (answer.status, answer.body.count(b"[DONE]")) == (200, 1)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from router.app import App
-from router.edge.relay import PARTIAL_BYTES_MAX, Relay
+from router.proxy.relay import PARTIAL_BYTES_MAX, Relay
+from router.single_process import RouterServer
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.examples import examples, some
 from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
@@ -55,7 +55,7 @@ class Player:
             assert not client.lost.is_set()
             client.transport.close()
 
-    async def check(self, app: App, client: Client, pieces: list[bytes]) -> None:
+    async def check(self, app: RouterServer, client: Client, pieces: list[bytes]) -> None:
         """The answer in these pieces, on a connection that may have had others."""
         assert b"".join(pieces) == self.recorded.raw
         self.pieces, n = pieces, len(client.answers)

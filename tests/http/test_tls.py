@@ -19,10 +19,10 @@ import pytest
 import trustme
 from aiohttp import ClientSession, web
 
-from router.commands.loading import load
-from router.commands.main import main
-from router.settings import tls
-from router.settings.schema import SettingsError
+from router.cli.config_loader import load
+from router.cli.main import main
+from router.config import tls
+from router.config.schema import SettingsError
 from tests.http.clients import LIMITS
 from tests.http.looks import Looks
 from tests.http.test_client_limits import flood

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from router.http.pace import TURN_BYTES
-from router.loop import EMPTY_S, SHARE_S, TURNS, Turns
+from router.eventloop import EMPTY_S, SHARE_S, TURNS, Turns
+from router.http.read_fairness import TURN_BYTES
 from tests.http.test_engine_reads import Fed
-from tests.http.test_pace import Loop, sides
+from tests.http.test_read_fairness import Loop, sides
 from tests.support.recorded import head
 
 
@@ -68,9 +68,9 @@ def test_work_that_waits_goes_on_in_its_order_and_within_its_time() -> None:
         raise RuntimeError
 
     for number, takes_s in enumerate((0.0, 0.0, 0.0, 2.0, 0.0)):
-        turns.later(work(number, takes_s))
-    turns.later(fail)
-    turns.later(work(6, 0.0))
+        turns.enqueue(work(number, takes_s))
+    turns.enqueue(fail)
+    turns.enqueue(work(6, 0.0))
     for expected in ([0, 1, 2], [0, 1, 2, 3]):
         loop.serve()
         assert called == expected
@@ -87,7 +87,7 @@ def test_a_share_is_an_eighth_of_the_time_of_others() -> None:
     loop, shares = Loop(), list[float]()
     turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: loop.now_s)
     for turn_s in (0.0, 0.01):
-        turns.later(lambda: shares.append(turns.share_s))
+        turns.enqueue(lambda: shares.append(turns.share_s))
         for _ in range(TURNS):
             loop.now_s += turn_s - 0.001 + EMPTY_S
             loop.turn()
@@ -98,7 +98,7 @@ def test_empty_turns_are_left_to_nobody() -> None:
     """Where others have had a turn and nothing to do in it, what waits goes on; where they go on working, it waits."""
     loop, called = Loop(), list[int]()
     turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: loop.now_s)
-    turns.later(lambda: called.append(1))
+    turns.enqueue(lambda: called.append(1))
     for expected in ([], [], [], [1]):
         loop.now_s -= 0.001 if expected else 0.0
         loop.turn()

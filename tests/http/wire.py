@@ -22,8 +22,8 @@ import pytest
 import uvloop
 
 import router.http.pool
-from router.app import App
-from router.http.engine_connection import EngineConnection
+from router.http.engine_connection import UpstreamConnection
+from router.single_process import RouterServer
 from tests.compiled import COMPILED
 from tests.support.fakes import idle, running
 
@@ -320,14 +320,14 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 @asynccontextmanager
-async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[App]:
+async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[RouterServer]:
     """A router before this engine. Leaving it, nothing may be left behind, and nothing have gone wrong unheard."""
     assert not COMPILED, "connections that are looked into cannot be made of compiled ones: mark such a test `inside`"
     loop, wrong = asyncio.get_running_loop(), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: wrong.append(context))
     spied = engine.spied
 
-    class Spied(EngineConnection):
+    class Spied(UpstreamConnection):
         __slots__ = ()
 
         def data_received(self, data: bytes) -> None:
@@ -339,7 +339,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
             super().connection_lost(exc)
             spied.gone()
 
-    monkeypatch.setattr(router.http.pool, "EngineConnection", Spied)
+    monkeypatch.setattr(router.http.pool, "UpstreamConnection", Spied)
     async with running(engine.url, **settings) as app:
         yield app
         await settled(app)
@@ -349,7 +349,7 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
     assert (bodies.held_bytes, bodies._of_holder, bodies._waiting) == (0, {}, {})
 
 
-async def settled(app: App) -> None:
+async def settled(app: RouterServer) -> None:
     """Wait until nothing is open; what stays open is a leak."""
     async with asyncio.timeout(60):
         while not idle(app) or app.edge.upstream._answers:

@@ -24,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.common.processes import LISTENING, READY, START_TIMEOUT_S, Process, free_ports, started
-from loadtest.engine import tokens
+from loadtest.common.processes import LISTENING, READY, START_TIMEOUT_S, Process, free_ports, run_process
+from loadtest.fake_engine import tokens
 from tests.http.wire import spliced
 from tests.k8s.tools import NAMESPACE
 from tests.support.apiserver import ApiServer
@@ -118,8 +118,8 @@ class Cluster:
         )
         self.api.store.create(made_of if template is None else self._of_template(made_of, template))
         stack = self._stacks[name] = AsyncExitStack()
-        process = await stack.enter_async_context(started(name, [sys.executable, *words]))
-        url = (await process.said(READY))[0][1]
+        process = await stack.enter_async_context(run_process(name, [sys.executable, *words]))
+        url = (await process.wait_for_output(READY))[0][1]
         self.api.store.set_ready(name, True, NAMESPACE)
         made = self.pods[name] = Pod(name, ip, url, process)
         return made
@@ -204,8 +204,8 @@ async def gateway(config: Path, kubeconfig: Path) -> AsyncIterator[Gateway]:
     kubeconfig in place of the pod's service account, loopback and free ports in place of the pod's own address."""
     words = ["-m", "router", "serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0"]
     words += ["--admin-port", "0", "--set", f"discovery.kubeconfig={kubeconfig}", "--set", "discovery.loopback=true"]
-    async with started("warmroute", [sys.executable, *words]) as process:
-        (said,) = await process.said(LISTENING)
+    async with run_process("warmroute", [sys.executable, *words]) as process:
+        (said,) = await process.wait_for_output(LISTENING)
         yield Gateway(said[1], said[2], process)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from router.settings.keys import entry_of, make_key
+from router.config.api_keys import entry_of, make_key
 from tests.k8s import install
 from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, PICKERS, Document, documents, example, picker, template
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from router.reading.gateway_rules import FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
+from router.ingress.gateway_rules import FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
 from tests.k8s.tools import NAMESPACE, RELEASE, by_name, only, picker, template
 
 SECRET = "keys"

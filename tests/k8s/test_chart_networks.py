@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from router.engines.discovery.stacks import ROLE, STACKS, stack_of
+from router.engines.discovery.known_stacks import ROLE, STACKS, stack_of
 from tests.k8s.tools import EXAMPLES, NEEDED, PRODUCTION, Document, example, only, settings_of, template
 
 # What the pod of `helm test` is let in by.

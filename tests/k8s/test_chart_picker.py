@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from router.reading import gateway_rules
+from router.ingress import gateway_rules
 from tests.k8s.test_chart_pods import restricted
 from tests.k8s.tools import (
     CHART,

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from loadtest.common.processes import LISTENING, started
-from router.settings.keys import entry_of, make_key
+from loadtest.common.processes import LISTENING, run_process
+from router.config.api_keys import entry_of, make_key
 from tests.k8s.cluster import page, until
 from tests.k8s.tools import NEEDED, SECRETS, Document, only, settings_text, template
 
@@ -86,8 +86,8 @@ async def test_what_is_added_works_and_secrets_are_exchanged(tmp_path: Path) -> 
     mount(secrets, "one", entry_of(old, "team"))
     settings.write_text(settings_text(found).replace(SECRETS, str(secrets)))
     words = command(container, settings, variables(found, container))
-    async with started("warmroute", words, tmp_path) as process, aiohttp.ClientSession() as session:
-        (said,) = await process.said(LISTENING)
+    async with run_process("warmroute", words, tmp_path) as process, aiohttp.ClientSession() as session:
+        (said,) = await process.wait_for_output(LISTENING)
         url, admin = said[1], said[2]
 
         async def taken(key: str) -> bool:
@@ -101,7 +101,7 @@ async def test_what_is_added_works_and_secrets_are_exchanged(tmp_path: Path) -> 
         assert not await taken(new)
         status, text = await page(f"{admin}/admin/observatory")
         assert (status, json.loads(text)["links"]["grafana"]) == (200, GRAFANA)
-        await process.said(AS_TEXT)
+        await process.wait_for_output(AS_TEXT)
         assert "replica joined" not in process.output.read_text()
         mount(secrets, "two", entry_of(new, "team"))
         await until(exchanged, SOON_S, "the new key was not taken")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy import chart_schema
-from router.settings.schema import field_keys
+from router.config.schema import field_keys
 from tests.k8s.tools import CHART, NAMESPACE, NEEDED, NEEDED_OPTIONS, RELEASE, helm, settings_of, template
 
 GOOD = NEEDED

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from loadtest.common.processes import free_ports
 from tests.envoy import install as envoy
-from tests.gateway.asking import CHAT, chat, picking
+from tests.extproc.asking import CHAT, chat, picking
 from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, helm, picker, run, template
 from tests.support.fakes import FakeEngine, events
 from tests.support.waiting import until

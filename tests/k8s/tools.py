@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from router.commands.loading import load
-from router.settings.schema import Settings
+from router.cli.config_loader import load
+from router.config.schema import Settings
 from tests.k8s import install
 
 REPO = install.REPO

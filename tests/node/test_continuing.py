@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.edge.test_continuing import CHAT, COMPLETIONS, pair, script
 from tests.node.test_endings import read_streams
+from tests.proxy.test_stream_failover import CHAT, COMPLETIONS, pair, script
 from tests.support.speaking import Speaking, asked_of, spoken
 
 MESSAGES = "/v1/messages"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.edge.test_endings import CHAT, COMPLETIONS, FAULTS, KILLS, MESSAGES, RESPONSES, STREAMS, begun, faulty
 from tests.http.wire import Wire
+from tests.proxy.test_endings import CHAT, COMPLETIONS, FAULTS, KILLS, MESSAGES, RESPONSES, STREAMS, begun, faulty
 
 pytestmark = pytest.mark.promise("A partial answer never passes for a complete one: official clients raise.", "faults")
 

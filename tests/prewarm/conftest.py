@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.engine.command import Engines, EngineSettings
+from loadtest.fake_engine.command import Engines, EngineSettings
 from tests.support.discovered import told
 
 __all__ = ["told"]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from router.app import App
-from router.core.facts.replicas import Replica
-from router.settings.schema import SettingsError
+from router.config.schema import SettingsError
+from router.core.types.replicas import Replica
+from router.single_process import RouterServer
+from tests.multiprocess.test_processes import command
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, Reply, idle, mute, reset, running, settings, status
 from tests.support.keyring import Keyring
 from tests.support.waiting import until
-from tests.workers.test_processes import command
 
 
 def file_of(folder: Path, *bodies: dict[str, Any]) -> str:
@@ -32,10 +32,10 @@ def file_of(folder: Path, *bodies: dict[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def joining(source: Told, *engines: FakeEngine, **overrides: Any) -> AsyncIterator[App]:
+async def joining(source: Told, *engines: FakeEngine, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that has the first of these, and is told of the others when it is ready."""
     first, *others = engines
-    async with App(settings(**{"prewarm__hold_ready": True, "probe__interval_s": 0.02} | overrides)) as app:
+    async with RouterServer(settings(**{"prewarm__hold_ready": True, "probe__interval_s": 0.02} | overrides)) as app:
         source.say(Replica(first.url, "1"))
         await until(app.router.fleet.ready)
         await until(lambda: not jobs(app))
@@ -44,7 +44,7 @@ async def joining(source: Told, *engines: FakeEngine, **overrides: Any) -> Async
         yield app
 
 
-def ready(app: App) -> list[str]:
+def ready(app: RouterServer) -> list[str]:
     """Ids of replicas that get traffic."""
     return [member.id for member in app.router.fleet.ready()]
 
@@ -106,7 +106,9 @@ async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tm
     async with FakeEngine() as new:
         engine.script.append(mute)
         new.script.append(mute)
-        async with App(settings(prewarm__hold_ready=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))) as app:
+        async with RouterServer(
+            settings(prewarm__hold_ready=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))
+        ) as app:
             told.say()
             await app.hub.discovered.wait()
             told.say(Replica(engine.url))
@@ -234,7 +236,7 @@ async def test_without_prompts_nobody_waits(told: Told, engine: FakeEngine, tmp_
     warming at all."""
     file = file_of(tmp_path, chat("a"))
     async with FakeEngine() as new:
-        async with App(settings(prewarm__hold_ready=True, prewarm__prefixes_file=file)) as app:
+        async with RouterServer(settings(prewarm__hold_ready=True, prewarm__prefixes_file=file)) as app:
             await asyncio.to_thread(Path(file).unlink)
             told.say(Replica(engine.url))
             await until(app.router.fleet.ready)
@@ -280,7 +282,7 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
                 assert response.status == 200
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates()[""])
+        observatory.register_templates(app.edge.templates()[""])
         assert observatory.hottest(9)
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from loadtest.engine.command import Engines
-from router.core.facts.legs import Handshake
-from router.core.facts.misses import Template
-from router.prewarm.sending import PromptSender
+from loadtest.fake_engine.command import Engines
+from router.core.types.disagg_types import KvConnector
+from router.core.types.misses import Template
+from router.prewarm.sender import PromptSender
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.fakes import FakeEngine, idle, mute, ok, running
 from tests.support.waiting import until
@@ -101,9 +101,11 @@ async def test_clients_come_first(client: ClientSession, engine: FakeEngine, mon
     """A replica that has as many requests as it may have is sent nothing until one has ended; and what it was warmed
     with is in no mean of clients' requests."""
     looks: list[str] = []
-    full = PromptSender.full
+    full = PromptSender.is_at_capacity
     monkeypatch.setattr("router.prewarm.warmer.PAUSE_S", 0.0)
-    monkeypatch.setattr(PromptSender, "full", lambda self, replica: looks.append(replica) or full(self, replica))
+    monkeypatch.setattr(
+        PromptSender, "is_at_capacity", lambda self, replica: looks.append(replica) or full(self, replica)
+    )
     engine.script.append(mute)
     async with running(engine, admission__in_flight_max=1) as app:
         first = asyncio.create_task(ask(client, app.url, chat("a")))
@@ -131,8 +133,12 @@ async def test_a_learned_template(client: ClientSession, engines: Engines) -> No
         await call(client, app, asking(long, replicas=[first]))
         (*_, key) = list(app.router.index.holders[first].recency.owner)[: len(HEAD) // 512]
         body = json.dumps(long).encode()
-        observatory.know([Template(7, 0, len(HEAD), key, messages=1, conversations=3, path=CHAT, body=body)])
-        observatory.know([Template(8, 0, len(HEAD), 12_345, messages=1, conversations=3, path=CHAT, body=body)])
+        observatory.register_templates(
+            [Template(7, 0, len(HEAD), key, messages=1, conversations=3, path=CHAT, body=body)]
+        )
+        observatory.register_templates(
+            [Template(8, 0, len(HEAD), 12_345, messages=1, conversations=3, path=CHAT, body=body)]
+        )
         (row,) = (await call(client, app, {"templates": 9, "replicas": [second], "wait": True}))["replicas"]
         assert (row["sent"], row["skipped"]) == (1, 1)
         assert row["errors"] == ["its request does not begin with what is shared"]
@@ -140,7 +146,7 @@ async def test_a_learned_template(client: ClientSession, engines: Engines) -> No
         (row,) = (await call(client, app, {"templates": 9, "replicas": [second], "wait": True}))["replicas"]
         assert (row["sent"], row["skipped"]) == (0, 2)
         assert "it is held already" in row["errors"]
-        observatory.know([Template(7, 0, len(HEAD), key, path="/v1/embeddings", body=body)])
+        observatory.register_templates([Template(7, 0, len(HEAD), key, path="/v1/embeddings", body=body)])
         (row,) = (await call(client, app, {"templates": 9, "wait": True, "replicas": [first]}))["replicas"]
         assert (row["sent"], row["skipped"]) == (0, 2)
 
@@ -152,7 +158,7 @@ async def test_a_template_learned_from_traffic(client: ClientSession, engines: E
             holder, *_ = await ask(client, app.url, chat(f"question {number} " * 60, model="sim"))
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.know(app.edge.templates()[""])
+        observatory.register_templates(app.edge.templates()[""])
         (cold,) = {*engines.urls} - {holder}
         (row,) = (await call(client, app, {"templates": 1, "replicas": [cold], "wait": True}))["replicas"]
         assert (row["sent"], row["errors"]) == (1, [])
@@ -201,7 +207,7 @@ async def test_bad_input(client: ClientSession, engine: FakeEngine, body: Any, s
 async def test_a_server_that_takes_no_whole_prompts_is_sent_none(client: ClientSession, engine: FakeEngine) -> None:
     """SGLang's servers that prefill or decode would refuse each."""
     async with running(engine) as app:
-        app.router.prove_handshake(engine.url, Handshake.SGLANG, "")
+        app.router.set_kv_connector(engine.url, KvConnector.SGLANG, "")
         (row,) = (await call(client, app, asking(chat("a"))))["replicas"]
         assert (row["sent"], row["skipped"], row["errors"]) == (0, 1, ["it takes no whole requests"])
         assert not engine.seen

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from router.app import App
+from router.single_process import RouterServer
 
 CHAT = "/v1/chat/completions"
 
@@ -28,7 +28,7 @@ def asking(*bodies: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"requests": [{"path": CHAT, "body": body} for body in bodies], "wait": True, **more}
 
 
-async def call(client: ClientSession, app: App, body: Any, code: int = 200) -> dict[str, Any]:
+async def call(client: ClientSession, app: RouterServer, body: Any, code: int = 200) -> dict[str, Any]:
     """POST /admin/prewarm."""
     sent: dict[str, Any] = {
         "data": io.BytesIO(json.dumps(body).encode()),
@@ -40,7 +40,7 @@ async def call(client: ClientSession, app: App, body: Any, code: int = 200) -> d
         return answer
 
 
-async def page(client: ClientSession, app: App, name: str) -> dict[str, Any]:
+async def page(client: ClientSession, app: RouterServer, name: str) -> dict[str, Any]:
     """One of the admin listener's."""
     async with client.get(f"{app.admin_url}/admin/{name}") as response:
         found: dict[str, Any] = await response.json()
@@ -58,7 +58,7 @@ async def ask(client: ClientSession, url: str, body: dict[str, Any]) -> tuple[st
         return replica, int(predicted), usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def jobs(app: App) -> list[dict[str, Any]]:
+def jobs(app: RouterServer) -> list[dict[str, Any]]:
     """What has not ended."""
     state = app.hub.warmer.state()
     return [*state["running"], *state["queue"]]

@@ -56,7 +56,7 @@ class Seen:
 
 def there() -> bool:
     """Whether the rival is installed."""
-    return RIVAL in rivals.installed(rivals.ENVIRONMENT)
+    return RIVAL in rivals.find_installed(rivals.ENVIRONMENT)
 
 
 def forget(replicas: Sequence[Replica]) -> None:
@@ -84,7 +84,7 @@ def ours(replicas: Sequence[Replica], folder: Path, name: str, policy: str) -> I
 @contextmanager
 def theirs(replicas: Sequence[Replica], folder: Path, name: str) -> Iterator[str]:
     """The URL of the rival with its own cache-aware policy, ready."""
-    rival = rivals.installed(rivals.ENVIRONMENT)[RIVAL]
+    rival = rivals.find_installed(rivals.ENVIRONMENT)[RIVAL]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = Server(

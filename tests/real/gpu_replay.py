@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from router.core.cache.engine_blocks import EngineBlocks
-from router.core.cache.masks import Masks
-from router.core.cache.tiers import TierWalk
-from router.core.kv_events.decoding import decode
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.cache_state.engine_blocks import EngineBlocks
+from router.core.cache_state.holder_bitmap import HolderBitmap
+from router.core.cache_state.tier_blocks import TierMatch
+from router.core.kv_events.batch_decoder import decode
+from router.core.prompts.block_keys import token_chain, token_root
 from tests.real.gpu_server import BLOCK_TOKENS
 
 BLOCKS_MAX = 100_000
@@ -31,7 +31,7 @@ class Foretelling:
     """A router's knowledge of one engine."""
 
     def __init__(self) -> None:
-        self.masks = Masks()
+        self.masks = HolderBitmap()
         self.ledger = EngineBlocks(self.masks, "r", blocks_max=BLOCKS_MAX, aside_max=1_000, names_max=BLOCKS_MAX)
 
     def hears(self, payload: str) -> None:
@@ -45,7 +45,7 @@ class Foretelling:
         keys = token_chain(array("I", ids).tobytes(), BLOCK_TOKENS, root)[: (len(ids) - 1) // BLOCK_TOKENS]
         depth = self.masks.match(keys).get("r", 0)
         bits = [bit for _, bit in self.ledger.tier_bits()]
-        loaded = sum(TierWalk(self.masks, keys).loaded(depth, bits, self.ledger.chunk))
+        loaded = sum(TierMatch(self.masks, keys).count_loadable(depth, bits, self.ledger.chunk))
         return depth * BLOCK_TOKENS, loaded * BLOCK_TOKENS
 
 

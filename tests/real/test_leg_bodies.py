@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from router.core.dialects.legs import SPLIT, decode_body, prefill_body
-from router.core.facts.legs import Handshake
+from router.core.dialects.disagg_body import SPLIT, decode_body, prefill_body
+from router.core.types.disagg_types import KvConnector
 from tests.real import install, install_sglang
 
 SCRIPT = Path(__file__).with_name("leg_bodies.py")
 TIMEOUT_S = 300.0
 VENVS = {"vllm": install.VENV, "sglang": install_sglang.VENV_SGLANG}
 ADDRESSES = {
-    Handshake.NIXL: "",
-    Handshake.MOONCAKE: "10.0.0.7:8998#e",
-    Handshake.OFFLOADING: "10.0.0.7:5710",
-    Handshake.SGLANG: "10.0.0.7:8998",
+    KvConnector.NIXL: "",
+    KvConnector.MOONCAKE: "10.0.0.7:8998#e",
+    KvConnector.OFFLOADING: "10.0.0.7:5710",
+    KvConnector.SGLANG: "10.0.0.7:8998",
 }
 STREAM: dict[str, Any] = {"model": "m", "stream": True}
 USAGE = {"stream_options": {"include_usage": True}}
@@ -63,8 +63,8 @@ def test_engines_take_both_legs(engine: str) -> None:
     """Every path that takes the fields takes them as they are meant, whatever else the client asked for: the prefill
     leg does not stream and answers one token, the decode leg is the client's own request."""
     bodies, legs = [], []
-    for handshake, path in product(Handshake, sorted(SPLIT[engine])):
-        if (handshake is Handshake.SGLANG) is (engine == "sglang"):
+    for handshake, path in product(KvConnector, sorted(SPLIT[engine])):
+        if (handshake is KvConnector.SGLANG) is (engine == "sglang"):
             asked, address = json.dumps(ASKED[path]).encode(), ADDRESSES[handshake]
             legs.append((handshake, path))
             bodies.append((path, prefill_body(path, asked, handshake, "77", address, None).decode()))
@@ -73,7 +73,7 @@ def test_engines_take_both_legs(engine: str) -> None:
     assert len(told) == len(bodies)
     for (handshake, path), first, second in zip(legs, told[::2], told[1::2], strict=True):
         assert (first["stream"], second["stream"]) == (False, True)
-        if handshake is Handshake.SGLANG:
+        if handshake is KvConnector.SGLANG:
             room = ("10.0.0.7", 8998, 77)
             for each in (first, second):
                 assert (each["bootstrap_host"], each["bootstrap_port"], each["bootstrap_room"]) == room
@@ -81,5 +81,5 @@ def test_engines_take_both_legs(engine: str) -> None:
         assert {first[name] for name in first if name.startswith("max_")} == {1}, path
         assert not first.get("min_tokens")
         assert first["kv_transfer_params"] != second["kv_transfer_params"]
-        if handshake is Handshake.NIXL:
+        if handshake is KvConnector.NIXL:
             assert second["kv_transfer_params"] == {"opaque": 1}

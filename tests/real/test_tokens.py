@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from router.core import dialects
-from router.core.facts.requests import TemplateInput
-from router.tokens.encoder import Prompts
+from router.core.types.requests import TemplateInput
+from router.tokenization.encoder import PromptEncoder
 from tests.real import token_requests
 from tests.real.install import model_dir
 from tests.real.token_requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Request
@@ -27,9 +27,9 @@ async def engine(replicas: list[Replica]) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def prompts() -> AsyncIterator[Prompts]:
+async def prompts() -> AsyncIterator[PromptEncoder]:
     """The tiny model's own files."""
-    made = Prompts({MODEL: str(model_dir())}, deadline_s=30.0)
+    made = PromptEncoder({MODEL: str(model_dir())}, deadline_s=30.0)
     assert await made.prepare(MODEL)
     yield made
     made.close()
@@ -37,7 +37,7 @@ async def prompts() -> AsyncIterator[Prompts]:
 
 def read(path: str, body: dict[str, Any]) -> TemplateInput | None:
     """As the proxy reads it."""
-    return dialects.spoken_on(path).template_input(path, msgspec.json.encode(body))
+    return dialects.dialect_of(path).template_input(path, msgspec.json.encode(body))
 
 
 async def counted(engine: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, list[int] | None] | None:
@@ -61,7 +61,7 @@ async def counted(engine: httpx.AsyncClient, path: str, body: dict[str, Any]) ->
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 async def test_requests_become_the_engines_own_tokens(
-    path: str, engine: httpx.AsyncClient, prompts: Prompts, figures: Callable[[str], None]
+    path: str, engine: httpx.AsyncClient, prompts: PromptEncoder, figures: Callable[[str], None]
 ) -> None:
     """Every request that the engine takes has the same ids here, or the same number where it says no more."""
     compared = by_id = 0
@@ -82,7 +82,7 @@ async def test_requests_become_the_engines_own_tokens(
     assert compared >= 5
 
 
-async def test_its_own_tokenize_agrees(engine: httpx.AsyncClient, prompts: Prompts) -> None:
+async def test_its_own_tokenize_agrees(engine: httpx.AsyncClient, prompts: PromptEncoder) -> None:
     """The check at start passes on the model's own files, and asking gives the same ids as rendering here."""
 
     async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ async def test_its_own_tokenize_agrees(engine: httpx.AsyncClient, prompts: Promp
         return answer
 
     assert await prompts.verify(MODEL, "vllm", ask) is None
-    asking = Prompts({}, deadline_s=30.0)
+    asking = PromptEncoder({}, deadline_s=30.0)
     different = []
     for name, path, body in token_requests.ALL:
         given = read(path, {"model": MODEL, **body})

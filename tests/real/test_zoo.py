@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
-from loadtest.engine.step import Limits
+from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.fake_engine.step import Limits
 from tests.real.vllm_server import BLOCK_TOKENS, MODEL, Replica
 
 CHAT = {"messages": [{"role": "user", "content": "tell me of the river"}], "max_tokens": 8}

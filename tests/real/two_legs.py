@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.fleet.legs import TIMES_S
+from router.core.fleet.disagg_pairs import TIMES_S
 from tests.real.exact_drive import send
 from tests.real.exact_workload import CHAT, COMPLETIONS, RESPONSES, Call
 from tests.real.processes import wait_until

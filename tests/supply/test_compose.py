@@ -68,7 +68,7 @@ def test_every_service_is_pinned_and_watched(name: str) -> None:
 
 def test_the_router_has_time_to_end() -> None:
     """The grace of the router's container is longer than its lame duck and its drain together."""
-    from router.settings.schema import Settings
+    from router.config.schema import Settings
 
     listen = Settings().listen
     assert SERVICES["router"]["stop_grace_period"] == f"{listen.lame_duck_s + listen.drain_s + 15:.0f}s"

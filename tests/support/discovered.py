@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 from router.engines.discovery import Status
 
 
@@ -45,5 +45,5 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The source of the next hub that starts."""
     source = Told()
-    monkeypatch.setattr("router.hub.assembly.source_of", lambda _settings, *, split: source)
+    monkeypatch.setattr("router.control.wiring.source_of", lambda _settings, *, split: source)
     return source

@@ -19,9 +19,9 @@ from multidict import CIMultiDict
 
 from loadtest.common import answers
 from loadtest.common.answers import DONE, data_event, named_event
-from router.app import App
-from router.commands.loading import load
-from router.settings.schema import Settings
+from router.cli.config_loader import load
+from router.config.schema import Settings
+from router.single_process import RouterServer
 
 Answer = TypeVar("Answer")
 Reply = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
@@ -371,14 +371,14 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[App]:
+async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router in front of these engines, every replica probed once."""
-    async with App(settings(*engines, **overrides)) as app:
+    async with RouterServer(settings(*engines, **overrides)) as app:
         await app.hub.probe_now()
         yield app
 
 
-async def outwaited(app: App, asked: asyncio.Future[Answer], *engines: FakeEngine | str) -> Answer:
+async def outwaited(app: RouterServer, asked: asyncio.Future[Answer], *engines: FakeEngine | str) -> Answer:
     """What comes of a request whose time at these replicas is over: as if they had been silent for longer than any
     limit, for which no test waits."""
     urls = {engine if isinstance(engine, str) else engine.url for engine in engines}
@@ -392,7 +392,7 @@ async def outwaited(app: App, asked: asyncio.Future[Answer], *engines: FakeEngin
     return await asked
 
 
-def idle(app: App) -> bool:
+def idle(app: RouterServer) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
     return app.edge.proxy.in_flight == 0 and all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.admin.history.history import RouterHistory
+from router.admin.history.request_history import RouterHistory
 
 
 def no_history() -> RouterHistory:

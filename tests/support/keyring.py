@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from router.settings.keys import entry_of, make_key
+from router.config.api_keys import entry_of, make_key
 
 SECRET = "a-secret-of-more-than-thirty-two-characters"
 ADMIN = "an-admin-token-of-tests"

@@ -11,7 +11,7 @@ import math
 import random
 from typing import Any
 
-from router.core.facts.misses import STAGES
+from router.core.types.misses import FUNNEL_STAGES
 
 STEP_S = 5
 STEPS = 120
@@ -40,7 +40,7 @@ def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding a
         "links": {},
         "totals": _totals(points),
         "timeline": {"step_s": STEP_S, "points": points},
-        "stages": STAGES,
+        "stages": FUNNEL_STAGES,
         "replicas": replicas,
         "split": None,
         "models": _models(),

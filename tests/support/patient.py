@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 class Patient:
@@ -16,6 +16,6 @@ class Patient:
     def __init__(self) -> None:
         self.hold = True
 
-    def choose(self, _: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, _: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """See Policy."""
-        return Choice(candidates[0].id, hold_back=self.hold)
+        return PolicyDecision(candidates[0].id, hold_back=self.hold)

@@ -11,17 +11,17 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from loadtest.engine.command import Engines, EngineSettings
-from loadtest.engine.peers import PeerLimits
-from router.app import App
-from router.core.facts.legs import Handshake, PrefillLeg
-from router.core.facts.placements import Brought, Outcome
-from router.core.facts.replicas import address_of
+from loadtest.fake_engine.command import Engines, EngineSettings
+from loadtest.fake_engine.peers import PeerLimits
+from router.control.control_plane import ControlPlane
+from router.control.local_placement import LocalPlacementService
 from router.core.fleet.lease import Lease
-from router.core.placement.wanted import Wanted
-from router.edge.edge import Edge
-from router.hub.hub import Hub
-from router.hub.local_placer import LocalPlacer
+from router.core.placement.placement_request import PlacementRequest
+from router.core.types.disagg_types import KvConnector, PrefillStage
+from router.core.types.placements import ExternalKv, Outcome
+from router.core.types.replicas import address_of
+from router.proxy.http_frontend import HttpFrontend
+from router.single_process import RouterServer
 from router.telemetry.record import RequestRecord
 from tests.support import fakes
 from tests.support.waiting import until
@@ -37,8 +37,8 @@ class SplitPlacer:
 
     def __init__(
         self,
-        inner: LocalPlacer,
-        handshake: Handshake,
+        inner: LocalPlacementService,
+        handshake: KvConnector,
         prefill: Sequence[str],
         decode: Sequence[str],
         addresses: Mapping[str, str],
@@ -57,20 +57,20 @@ class SplitPlacer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
+    async def place(self, wanted: PlacementRequest, exclude: frozenset[str]) -> Lease:
         """A lease on a decoding replica, with a prefill leg where the request may be split."""
         prefills = [replica for replica in self._prefill if replica not in exclude] if wanted.may_split else []
-        wanted.among = frozenset(map(address_of, self._decode))
+        wanted.allowed_addresses = frozenset(map(address_of, self._decode))
         lease = await self._inner.place(wanted, exclude)
         if prefills:
             address = self._addresses.get(prefills[0], "")
-            leg = PrefillLeg(prefills[0], self._handshake, address, 0, 0.0, 0.0, 0.0, lease=lease.id)
-            lease.receipt.brought = Brought(leg=leg)
+            leg = PrefillStage(prefills[0], self._handshake, address, 0, 0.0, 0.0, 0.0, lease=lease.id)
+            lease.receipt.brought = ExternalKv(leg=leg)
             self.legs[lease.id] = prefills[0]
         self.placed.append((prefills[0] if prefills else "", lease.replica))
         return lease
 
-    def prefilled(self, lease: Lease, outcome: Outcome, _now_s: float) -> None:
+    def finish_prefill(self, lease: Lease, outcome: Outcome, _now_s: float) -> None:
         """The prefill leg ended."""
         if (replica := self.legs.pop(lease.id, None)) is not None:
             self.ended.append((replica, outcome))
@@ -80,40 +80,40 @@ class SplitPlacer:
         self.legs.pop(lease.id, None)
         self._inner.finish(lease, outcome, now_s)
 
-    def failed(self, replica: str, kind: str) -> None:
+    def count_attempt_failure(self, replica: str, kind: str) -> None:
         """An attempt failed."""
         self.failures.append((replica, kind))
-        self._inner.failed(replica, kind)
+        self._inner.count_attempt_failure(replica, kind)
 
-    def pair_broke(self, prefill: str, decode: str) -> None:
+    def report_pair_failure(self, prefill: str, decode: str) -> None:
         """The blocks of a request did not come from one replica to the other."""
         self.broken.append((prefill, decode))
 
-    def report(self, record: RequestRecord) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """A request ended."""
         self.records.append(record)
-        self._inner.report(record)
+        self._inner.record_request(record)
 
 
 @asynccontextmanager
 async def splitting(
-    handshake: Handshake,
+    handshake: KvConnector,
     prefill: Sequence[str],
     decode: Sequence[str],
     addresses: Mapping[str, str] | None = None,
     **overrides: Any,
-) -> AsyncIterator[tuple[Edge, SplitPlacer, Hub]]:
+) -> AsyncIterator[tuple[HttpFrontend, SplitPlacer, ControlPlane]]:
     """An edge before these replicas, its placer, and its hub, which has probed them once and splits nothing itself."""
     settings = fakes.settings(*prefill, *decode, split__handshake=handshake.value, **overrides)
-    async with Hub(fakes.settings(*prefill, *decode, **overrides)) as hub:
+    async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as hub:
         placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
-        async with Edge(settings, placer) as edge:
-            hub.serve(edge)
+        async with HttpFrontend(settings, placer) as edge:
+            hub.attach_frontends(edge)
             await hub.probe_now()
             yield edge, placer, hub
 
 
-def idle(edge: Edge, placer: SplitPlacer, hub: Hub) -> bool:
+def idle(edge: HttpFrontend, placer: SplitPlacer, hub: ControlPlane) -> bool:
     """Whether nothing is left open, anywhere."""
     members = hub.router.fleet.members.values()
     open_ = edge.proxy.in_flight or edge.legs.open or placer.legs
@@ -125,9 +125,9 @@ class Fleet:
     """Engines, and a router before them: the first `prefills` of them prefill, the others decode."""
 
     engines: Engines
-    edge: Edge
+    edge: HttpFrontend
     placer: SplitPlacer
-    hub: Hub
+    hub: ControlPlane
     prefills: int
     kills: list[asyncio.Task[None]] = field(default_factory=list)  # deaths of engines that are under way
 
@@ -153,7 +153,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    handshake: Handshake, prefills: int = 1, decodes: int = 1, time_scale: float = 10.0, **overrides: Any
+    handshake: KvConnector, prefills: int = 1, decodes: int = 1, time_scale: float = 10.0, **overrides: Any
 ) -> AsyncIterator[Fleet]:
     """So many simulated engines, in whose life `time_scale` seconds take one."""
     settings = EngineSettings(
@@ -162,11 +162,11 @@ async def fleet(
         time_scale=time_scale,
         handshake=handshake,
         prefills=prefills,
-        peers=PeerLimits(1e-3, 1e-6) if handshake is Handshake.OFFLOADING else None,
+        peers=PeerLimits(1e-3, 1e-6) if handshake is KvConnector.OFFLOADING else None,
     )
     async with Engines(settings) as engines:
         addresses = dict(zip(engines.urls, engines.addresses, strict=False))
-        if handshake is Handshake.MOONCAKE:
+        if handshake is KvConnector.MOONCAKE:
             ids = [f"#{link.engine_id}" for link in engines.links]
             addresses = {url: addresses[url] + id_ for url, id_ in zip(engines.urls, ids, strict=True)}
         legs = (engines.urls[:prefills], engines.urls[prefills:])
@@ -189,8 +189,8 @@ async def ask(url: str, **fields: Any) -> tuple[int, str]:
 
 @asynccontextmanager
 async def hub_fleet(
-    handshake: Handshake, decodes: int = 2, prefills: int = 1, **overrides: Any
-) -> AsyncIterator[tuple[Engines, App]]:
+    handshake: KvConnector, decodes: int = 2, prefills: int = 1, **overrides: Any
+) -> AsyncIterator[tuple[Engines, RouterServer]]:
     """So many replicas that prefill and that decode, and a router that may have them do so."""
     settings = EngineSettings(
         replicas=prefills + decodes,
@@ -207,15 +207,15 @@ async def hub_fleet(
             "split__handshake": handshake.value,
             "split__prefill": tuple(engines.urls[:prefills]),
             "split__decode": tuple(engines.urls[prefills:]),
-            "split__endpoints": () if handshake is Handshake.NIXL else tuple(named),
+            "split__endpoints": () if handshake is KvConnector.NIXL else tuple(named),
             "pulls__gb_per_s": 1_000.0,
             "events__enabled": False,
         }
-        async with App(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
+        async with RouterServer(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
             await app.hub.probe_now()
             yield engines, app
 
 
-def warm_pairs(app: App) -> int:
+def warm_pairs(app: RouterServer) -> int:
     """How many pairs take traffic."""
     return sum(pair.warm for pair in app.router.fleet.legs._pairs.values())

@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from router.core.facts.misses import Breakdown, Miss
-from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import Replica
-from router.core.learned.prefill import PrefillModel
-from router.core.observatory.places import places_of
+from router.core.estimators.prefill import PrefillModel
+from router.core.insights.funnel import token_fates
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.spill import SpillCause
-from router.telemetry import catalogue, series, tallies
+from router.core.types.misses import MissReason, TokenBreakdown
+from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
+from router.core.types.replicas import Replica
+from router.telemetry import catalogue, counters, series
 from router.telemetry.metrics import Metrics
 from router.telemetry.record import RequestRecord
 
@@ -43,16 +43,16 @@ def record(**fields: Any) -> RequestRecord:
 
 
 breakdowns = st.builds(
-    lambda hit, misses: Breakdown(hit + sum(misses.values()), hit, misses),
+    lambda hit, misses: TokenBreakdown(hit + sum(misses.values()), hit, misses),
     TOKENS,
-    st.dictionaries(st.sampled_from(Miss), TOKENS, max_size=3),
+    st.dictionaries(st.sampled_from(MissReason), TOKENS, max_size=3),
 )
 receipts = st.builds(
     Receipt,
     replica=st.sampled_from(REPLICAS),
     policy=st.sampled_from(["warm", "round_robin"]),
-    reason=st.sampled_from(Reason),
-    grade=st.sampled_from(Grade),
+    reason=st.sampled_from(PlacementReason),
+    grade=st.sampled_from(Confidence),
     prompt_tokens=TOKENS,
     predicted_cached_tokens=TOKENS,
     spill=st.sampled_from(["", *SpillCause]),
@@ -89,7 +89,7 @@ class Library:
         self.registry = CollectorRegistry()
         kinds = {series.Counter: Counter, series.Histogram: Histogram}
         self.of: dict[str, Any] = {}
-        for tally in tallies.Tallies(policy="warm").all():
+        for tally in counters.RequestMetrics(policy="warm").list_families():
             bounds = {"buckets": tally.bounds} if isinstance(tally, series.Histogram) else {}
             made = kinds[type(tally)](tally.name, tally.text, tally.labels, registry=self.registry, **bounds)
             self.of[tally.name.removeprefix("warmroute_")] = made
@@ -109,7 +109,7 @@ class Library:
             for name, series in catalogue.BEGUN_BY_MODEL.items():
                 for labels in series:
                     of[name].labels(*map(str, labels), model)
-            for reason in Reason:
+            for reason in PlacementReason:
                 of["decisions"].labels("warm", reason.value, model)
         of["tenant_requests"].labels(record.tenant or "none", f"{record.status // 100}xx").inc()
         if record.queued_s:
@@ -131,7 +131,7 @@ class Library:
                 of["attempts"].labels(str(record.ending)).inc()
             self._answered(model, record, record.receipt)
             self._placed(model, record.receipt, record.usage)
-            if record.ending == Ending.OK:
+            if record.ending == EndReason.OK:
                 self._saved(model, record.receipt, record.usage, record.tenant or "none")
 
     def _answered(self, model: str, record: RequestRecord, receipt: Receipt) -> None:
@@ -150,11 +150,11 @@ class Library:
             if told and usage is not None:
                 total, hit = usage.prompt_tokens, usage.cached_tokens or 0
             hit = min(hit, total)
-            miss = Breakdown(total, hit, {Miss.UNSUPPORTED: total - hit} if total > hit else {})
+            miss = TokenBreakdown(total, hit, {MissReason.UNSUPPORTED: total - hit} if total > hit else {})
         if miss is not None:
             for reason, missed in miss.misses.items():
                 of["miss_tokens"].labels(reason.value, model).inc(missed)
-            for place, tokens in places_of(miss, replay=receipt.replay).items():
+            for place, tokens in token_fates(miss, replay=receipt.replay).items():
                 of["funnel_tokens"].labels(place.value, model).inc(tokens)
             if miss.hit:
                 of["hit_tokens"].labels("replay" if receipt.replay else "genuine", model).inc(miss.hit)

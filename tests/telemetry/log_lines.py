@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.placements import Ending
+from router.core.types.placements import EndReason
 from router.telemetry import logs
 from router.telemetry.record import RequestRecord
 
@@ -21,7 +21,7 @@ PIPE_BYTES = 4096  # of the smallest pipe
 
 def record(**fields: Any) -> RequestRecord:
     """A request that was answered, but for these fields."""
-    plain = {"id": 'a"b', "route": "/v1/completions", "model": "naïve", "status": 200, "ending": Ending.OK}
+    plain = {"id": 'a"b', "route": "/v1/completions", "model": "naïve", "status": 200, "ending": EndReason.OK}
     return RequestRecord(**{**plain, "duration_s": 1.23456, **fields})
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from router import __version__
-from router.commands.main import main
-from router.core.facts import requests
-from router.telemetry.build import Build, build, tell_build
+from router.cli.main import main
+from router.core.types import requests
+from router.telemetry.build import Build, build, log_build_info
 from tests.telemetry.counted import metrics
 
 NATIVE = not str(requests.__file__).endswith(".py")
@@ -64,7 +64,7 @@ def test_the_page_of_metrics_says_it() -> None:
 def test_the_log_says_it(caplog: pytest.LogCaptureFixture) -> None:
     """The line of the start has the same fields."""
     with caplog.at_level(logging.INFO):
-        tell_build()
+        log_build_info()
     [record] = caplog.records
     assert record.__dict__["event"] == "started"
     assert record.__dict__["fields"] == {

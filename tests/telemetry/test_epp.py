@@ -11,11 +11,11 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.facts.placements import Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.facts.requests import Priority
+from router.core.types.placements import Confidence, PlacementReason, Receipt, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
+from router.core.types.requests import Priority
 from router.telemetry.epp import ALIASES, COUNTED
-from router.telemetry.metrics import Figures, Metrics
+from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.metrics.epp_pool import LEVELS
 from router.telemetry.record import RequestRecord
 from tests.core.ready import router_of
@@ -35,13 +35,13 @@ def standard(*aliases: str) -> Metrics:
         of.observe_models(id_, [ServedModel("m", owned_by="vllm")])
     of.observe_load(IDS[0], Load(4, 1, 0.5), 0.0)
     of.observe_load(IDS[1], Load(2, 3, 0.25), 0.0)
-    figures = Figures(waiting=lambda: {(Priority.HIGH, "m"): 2, (Priority.LOW, "unheard of"): 1})
+    figures = MetricSources(waiting=lambda: {(Priority.HIGH, "m"): 2, (Priority.LOW, "unheard of"): 1})
     return Metrics(of, lambda: 0.0, figures, aliases=aliases)
 
 
 def ended(**fields: object) -> RequestRecord:
     """A streamed answer of 11 tokens that was placed after 0.5 s, began 0.25 s later, and ended after 1.75 s."""
-    receipt = Receipt(IDS[0], "warm", Reason.WARM, Grade.ESTIMATED, 1000, 600)
+    receipt = Receipt(IDS[0], "warm", PlacementReason.WARM, Confidence.ESTIMATED, 1000, 600)
     known = {"route": CHAT, "ending": "ok", "duration_s": 1.75, "ttft_s": 0.25, "overhead_s": 0.5, "queued_s": 0.4}
     usage = Usage(1000, 11, 640)
     return record(**{"stream": True, "receipt": receipt, "usage": usage, "events": 11, **known, **fields})

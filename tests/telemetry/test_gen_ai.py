@@ -12,8 +12,8 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as at
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics as conventions
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.facts.placements import Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import ServedModel
+from router.core.types.placements import Confidence, PlacementReason, Receipt, Usage
+from router.core.types.replicas import ServedModel
 from router.telemetry import gen_ai
 from router.telemetry.metrics import Metrics
 from router.telemetry.record import RequestRecord
@@ -27,7 +27,7 @@ NEWER = (  # names that the package of conventions does not have yet
 PAGE = (Path(__file__).parents[2] / "docs/reference/names.md").read_text()
 
 
-PLACED = Receipt("http://10.0.0.0:8000", "warm", Reason.WARM, Grade.ESTIMATED, 1000, 600)
+PLACED = Receipt("http://10.0.0.0:8000", "warm", PlacementReason.WARM, Confidence.ESTIMATED, 1000, 600)
 USED = {"input_tokens": 1000.0, "output_tokens": 11.0, "cache_read_input_tokens": 640.0}
 
 
@@ -189,7 +189,7 @@ def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     it = gen_ai.GenAiTallies(kinds.__getitem__, lambda model: model if model == "a" else "other")
     for model in kinds:
         it.observe(stream(model=model))
-    duration, *_ = it.all()
+    duration, *_ = it.list_families()
     assert {labels[1:3] for labels in duration.series} == {
         ("vllm", "a"),
         ("other", "other"),

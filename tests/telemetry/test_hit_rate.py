@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.legs import Handshake, PrefillLeg
-from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.core.facts.placements import Brought, Grade, Reason, Receipt, Usage
-from router.core.facts.replicas import Load
-from router.core.observatory.explain import settled
-from router.core.observatory.ledger.ledger import Ledger
+from router.core.insights.breakdown import with_actual_usage
+from router.core.insights.ledger.totals import Ledger
 from router.core.placement.router import Router
-from router.telemetry.engine_count import EngineCount
-from router.telemetry.metrics import Figures, Metrics
+from router.core.types.disagg_types import KvConnector, PrefillStage
+from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.placements import Confidence, ExternalKv, PlacementReason, Receipt, Usage
+from router.core.types.replicas import Load
+from router.telemetry.counters import RequestMetrics
+from router.telemetry.engine_hit_rate import EngineHitRate
+from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.series import RecentTokens
-from router.telemetry.tallies import Tallies
 from tests.telemetry.counted import record, router
 
 ID = "http://10.0.0.0:8000"
@@ -30,7 +30,7 @@ answers = st.lists(
 
 
 def answer(
-    it: Metrics | Tallies,
+    it: Metrics | RequestMetrics,
     tokens: int,
     predicted: int,
     cached: int | None,
@@ -39,13 +39,13 @@ def answer(
     split: bool = False,
 ) -> None:
     """One request that was answered: the engine tells what was cached unless that is None. A split one had two legs."""
-    receipt = Receipt(ID, "warm", Reason.WARM, Grade.ESTIMATED, tokens, predicted)
+    receipt = Receipt(ID, "warm", PlacementReason.WARM, Confidence.ESTIMATED, tokens, predicted)
     if split:
-        receipt.brought = Brought(leg=PrefillLeg("http://10.0.0.9:8000", Handshake.NIXL, "", 0, 0.0, 0.0, 0.0))
+        receipt.brought = ExternalKv(leg=PrefillStage("http://10.0.0.9:8000", KvConnector.NIXL, "", 0, 0.0, 0.0, 0.0))
     usage = Usage(tokens, 1, cached)
     if explained:
-        receipt.miss = Breakdown(tokens, predicted, {Miss.NEW: tokens - predicted})
-    miss = settled(receipt.miss, usage) if receipt.miss is not None else None
+        receipt.miss = TokenBreakdown(tokens, predicted, {MissReason.NEW: tokens - predicted})
+    miss = with_actual_usage(receipt.miss, usage) if receipt.miss is not None else None
     it.observe(record(at_s=1.0, ending="ok", receipt=receipt, usage=usage, miss=miss))
 
 
@@ -94,7 +94,7 @@ def test_recent_tokens_out_of_order() -> None:
     for at_s in (1000.0, 900.0, 1000.0):
         turned.add(2, 1, 1, True, at_s)
         straight.add(2, 1, 1, True, 1000.0)
-    assert (turned.prompt, turned.told) == (straight.prompt, straight.told) == (6, 3)
+    assert (turned.prompt, turned.verified_hit) == (straight.prompt, straight.verified_hit) == (6, 3)
     turned.add(6, 0, 0, False, 1000.0 + 1e6)
     assert (turned.hit / turned.prompt, turned.verified) == (0.0, 0.0)
 
@@ -108,18 +108,18 @@ def test_engines_counters_tell_of_answers_that_do_not() -> None:
     """Where the work is all ours, silent answers are counted at the rate that the engine's counters leave for them:
     half of the tokens here, though 90 % were predicted; what answers told is taken off first."""
     of = router(1)
-    it, count = Tallies(), EngineCount()
-    it.joined(ID)
+    it, count = RequestMetrics(), EngineHitRate()
+    it.add_replica(ID)
     (member,) = of.members
     probed(of, 0.0, 0.0, 0.0)
-    count.settle([member], it.told, it.silent, 0.0)
+    count.settle([member], it.verified_tokens, it.unverified_tokens, 0.0)
     for second in range(1, 11):
         for _ in range(10):
             answer(it, 1_000, 900, None)
         answer(it, 10_000, 9_000, 9_000)
         probed(of, 20_000.0 * second, 14_000.0 * second, 20_000.0 * second)
-        member.sent_prompt_tokens = member.seen_prompt_tokens
-        count.settle([member], it.told, it.silent, float(second))
+        member.sent_prompt_tokens = member.engine_prompt_tokens
+        count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     prompt, cached = count.sums["m"]
     assert 50_000 <= prompt <= 100_000  # from when the share is known
     assert cached / prompt == pytest.approx(0.5, abs=0.01)
@@ -129,15 +129,15 @@ def test_counters_of_a_leg_tell_nothing() -> None:
     """Of a request in two legs both engines count the prompt, and its answer tells what one of them found: while a
     replica takes such, its counters say nothing of silent answers, and they do again afterwards."""
     of = router(1)
-    it, count = Tallies(), EngineCount()
-    it.joined(ID)
+    it, count = RequestMetrics(), EngineHitRate()
+    it.add_replica(ID)
     (member,) = of.members
     sums = list[bool]()
     for second in range(30):
         answer(it, 10_000, 9_000, None, split=second < 15)
         probed(of, 20_000.0 * second, 10_000.0 * second, 20_000.0 * second)
-        member.sent_prompt_tokens = member.seen_prompt_tokens
-        count.settle([member], it.told, it.silent, float(second))
+        member.sent_prompt_tokens = member.engine_prompt_tokens
+        count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
         sums.append(bool(count.sums))
     assert not any(sums[:15])
     assert sums[-1]
@@ -146,30 +146,30 @@ def test_counters_of_a_leg_tell_nothing() -> None:
 def test_counters_of_a_shared_replica_tell_nothing() -> None:
     """Half of the replica's work is somebody else's: its counters are not taken for ours."""
     of = router(1)
-    it, count = Tallies(), EngineCount()
-    it.joined(ID)
+    it, count = RequestMetrics(), EngineHitRate()
+    it.add_replica(ID)
     (member,) = of.members
     for second in range(10):
         answer(it, 10_000, 9_000, None)
         probed(of, 40_000.0 * second, 0.0, 40_000.0 * second)
-        member.sent_prompt_tokens = member.seen_prompt_tokens / 2
-        count.settle([member], it.told, it.silent, float(second))
+        member.sent_prompt_tokens = member.engine_prompt_tokens / 2
+        count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     assert count.sums == {}
 
 
 def test_counters_that_begin_anew_are_no_rate() -> None:
     """An engine that restarted, and a replica that left and came back, make no sums that are negative."""
     of = router(1)
-    it, count = Tallies(), EngineCount()
+    it, count = RequestMetrics(), EngineHitRate()
     for second in range(1, 40):
         if second % 10 == 1:
-            it.left(ID)
-            it.joined(ID)
+            it.remove_replica(ID)
+            it.add_replica(ID)
         answer(it, 10_000, 9_000, None)
         (member,) = of.members
         probed(of, 10_000.0 * (second % 15), 5_000.0 * (second % 15), 10_000.0 * second)
-        member.sent_prompt_tokens = member.seen_prompt_tokens
-        count.settle([member], it.told, it.silent, float(second))
+        member.sent_prompt_tokens = member.engine_prompt_tokens
+        count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     prompt, cached = count.sums["m"]
     assert 0 < prompt <= 390_000
     assert cached / prompt == pytest.approx(0.5)
@@ -180,18 +180,22 @@ def test_tokens_by_reason() -> None:
     cached by whether the prompt was asked for before, and the two add up to the prompts. What is not known to be a
     replay says nothing of diversity."""
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)
-    it = Metrics(router(), lambda: 0.0, Figures(ledger=lambda: ledger))
+    it = Metrics(router(), lambda: 0.0, MetricSources(ledger=lambda: ledger))
     it.observe(record(status=404))
     page = it.page().decode()
-    assert all(f'warmroute_miss_tokens_total{{model="m",reason="{miss}"}} 0.0' in page for miss in Miss)
+    assert all(f'warmroute_miss_tokens_total{{model="m",reason="{miss}"}} 0.0' in page for miss in MissReason)
     assert all(f'warmroute_hit_tokens_total{{kind="{kind}",model="m"}} 0.0' in page for kind in ("genuine", "replay"))
-    difference = Difference(Change.WHITESPACE, 0, "user", "messages[0].content", 1, 1, 200)
+    difference = Difference(DifferenceKind.WHITESPACE, 0, "user", "messages[0].content", 1, 1, 200)
     for replay, miss, seen in (
-        (False, Breakdown(100, 20, {Miss.DIVERGED: 70, Miss.TAIL: 10}), Sighting(difference=difference)),
-        (True, Breakdown(100, 90, {Miss.TAIL: 10}), Sighting()),
-        (False, Breakdown(50, 0, {Miss.UNSUPPORTED: 50}), None),
+        (
+            False,
+            TokenBreakdown(100, 20, {MissReason.DIVERGED: 70, MissReason.TAIL: 10}),
+            PromptAnalysis(difference=difference),
+        ),
+        (True, TokenBreakdown(100, 90, {MissReason.TAIL: 10}), PromptAnalysis()),
+        (False, TokenBreakdown(50, 0, {MissReason.UNSUPPORTED: 50}), None),
     ):
-        receipt = Receipt(ID, "warm", Reason.WARM, Grade.EXACT, 100, 60, replay=replay)
+        receipt = Receipt(ID, "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60, replay=replay)
         ended = record(ending="ok", receipt=receipt, miss=miss, sighting=seen)
         ledger.observe(ended)
         it.observe(ended)

@@ -16,7 +16,7 @@ import pytest
 
 import router
 from router.telemetry import logs
-from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, Writer, sink
+from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, AsyncLogWriter, sink
 from tests.support.fakes import running
 from tests.telemetry.log_lines import PIPE_BYTES, Pipe, close_logging, record
 
@@ -58,13 +58,13 @@ async def test_nobody_reads_and_requests_are_answered(pipe: Pipe) -> None:
                 assert response.status == 503
 
     assert sum(line["message"] == "request" for line in pipe.lines()) == sent
-    assert logs.dropped() == 0
+    assert logs.count_dropped() == 0
 
 
 def test_what_exceeds_the_buffer_is_dropped_and_said_once() -> None:
     """A full buffer drops lines instead of waiting, and says how many, in their place, when it can write again."""
     gate = Gate()
-    writer = Writer(gate, notice, bytes_max=100)
+    writer = AsyncLogWriter(gate, notice, bytes_max=100)
     writer.write(b"taken", urgent=True)
     gate.reached.wait()  # the thread waits for its reader
     for n in range(30):
@@ -85,7 +85,7 @@ def test_writing_goes_on_after_lines_were_dropped() -> None:
         said.set()
         return notice(lines)
 
-    writer = Writer(gate, saying, bytes_max=20)
+    writer = AsyncLogWriter(gate, saying, bytes_max=20)
     writer.write(b"x" * 19, urgent=True)
     gate.reached.wait()
     writer.write(b"no room")
@@ -109,7 +109,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
             raise failures.pop(0)
         gate(data)
 
-    writer = Writer(failing, notice)
+    writer = AsyncLogWriter(failing, notice)
     for line in (b"one", b"two", b"three"):
         tried.clear()
         writer.write(line, urgent=True)
@@ -126,7 +126,7 @@ def test_pieces_of_several_processes_do_not_mix() -> None:
     for shared in (True, False):
         gate = Gate()
         gate.open.set()
-        writer = Writer(gate, notice, shared=shared)
+        writer = AsyncLogWriter(gate, notice, shared=shared)
         for line in lines:
             writer.write(line)
         writer.close()
@@ -142,7 +142,7 @@ def test_lines_of_all_threads_arrive() -> None:
     """Several threads may log at once: no line is lost, and each thread's lines keep their order."""
     gate = Gate()
     gate.open.set()
-    writer = Writer(gate, notice)
+    writer = AsyncLogWriter(gate, notice)
 
     def log(name: int) -> None:
         for n in range(1_000):
@@ -224,7 +224,7 @@ def test_the_buffer_is_bounded() -> None:
     """A buffer holds at most BUFFER_BYTES_MAX, and no line that alone exceeds it."""
     gate = Gate()
     gate.open.set()
-    writer = Writer(gate, notice)
+    writer = AsyncLogWriter(gate, notice)
     writer.write(b"x" * BUFFER_BYTES_MAX)
     writer.close()
     assert gate.pieces == [b"dropped 1\n"]

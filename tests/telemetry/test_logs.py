@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.core.facts.misses import Breakdown, Miss, TokenPlace
-from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
+from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
+from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.telemetry import logs
 from tests.telemetry.log_lines import Pipe, record
 
 AT_S = 1763746280.0429  # 2025-11-21T17:31:20.042
 
 
-PLACED = Receipt("http://r:1", "warm", Reason.SPILL, Grade.CATCHING_UP, 100, 64)
+PLACED = Receipt("http://r:1", "warm", PlacementReason.SPILL, Confidence.CATCHING_UP, 100, 64)
 
 
 FULL = record(
@@ -26,8 +26,8 @@ FULL = record(
     retries=(("connect", "http://r:2"), ("lost", "http://r:3")),
     error="engine_failed",
     detail="It failed.",
-    miss=Breakdown(100, 64, {Miss.SPILLED: 30, Miss.TAIL: 6}, held=("http://r:4", "queue")),
-    places={TokenPlace.HELD_ELSEWHERE: 30, TokenPlace.TAIL: 6, TokenPlace.GENUINE: 64},
+    miss=TokenBreakdown(100, 64, {MissReason.SPILLED: 30, MissReason.TAIL: 6}, held=("http://r:4", "queue")),
+    places={TokenFate.HELD_ELSEWHERE: 30, TokenFate.TAIL: 6, TokenFate.GENUINE: 64},
 )
 
 
@@ -78,14 +78,14 @@ def test_a_request(style: logs._Json | logs._Text, known: str, more: str, end: s
 @pytest.mark.parametrize(
     ("status", "ending", "error", "level"),
     [
-        (200, Ending.OK, None, "info"),
+        (200, EndReason.OK, None, "info"),
         (404, "refused", "model_not_found", "info"),
         (429, "refused", "overloaded", "info"),
-        (499, Ending.CLIENT_LEFT, None, "info"),
-        (200, Ending.CLIENT_LEFT, None, "info"),
-        (200, Ending.FAILED, "unfinished", "warning"),
+        (499, EndReason.CLIENT_LEFT, None, "info"),
+        (200, EndReason.CLIENT_LEFT, None, "info"),
+        (200, EndReason.FAILED, "unfinished", "warning"),
         (200, "drained", "drained", "warning"),
-        (500, Ending.FAILED, None, "warning"),
+        (500, EndReason.FAILED, None, "warning"),
         (502, "refused", "engine_failed", "warning"),
         (503, "refused", "no_replica_ready", "warning"),
         (500, "refused", "internal_error", "error"),
@@ -209,5 +209,5 @@ def test_where_it_listens_is_said_in_one_write(monkeypatch: pytest.MonkeyPatch) 
     """No line of the log, which another thread writes to the same file, can come between the line and its end."""
     written: list[str] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
-    logs.say_listening("http://a", "http://b")
+    logs.log_listening("http://a", "http://b")
     assert written == ["listening http://a admin http://b\n"]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from router.admin.pages import Pages
-from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
-from router.http.engine_failed import EngineFailed
-from router.http.failures import BrokeMidway, Failure, TimedOut
-from router.telemetry import catalogue, logs, tallies
+from router.core.types.placements import Candidate, Confidence, EndReason, PlacementReason, Receipt, Usage
+from router.http.engine_errors import EngineFailed
+from router.http.failures import StreamInterrupted, TimedOut, UpstreamError
+from router.telemetry import catalogue, counters, logs
 from router.telemetry import metrics as rendering
-from router.telemetry.metrics import Figures, Metrics
-from router.telemetry.process_counts import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, Totals
+from router.telemetry.metrics import Metrics, MetricSources
+from router.telemetry.process_totals import LINES_DROPPED, SPANS_DROPPED, UNEXPLAINED, ProcessTotals
 from router.telemetry.record import RequestRecord
 from tests.support.histories import no_history
 from tests.telemetry.counted import REPLICAS, Library, metrics, record, records, router
@@ -121,7 +121,7 @@ def test_what_changes_while_a_page_is_written_does_no_harm() -> None:
 @pytest.mark.inside
 def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models beyond the limit are counted together; those known before keep their own series."""
-    monkeypatch.setattr(tallies, "MODELS_MAX", 2)
+    monkeypatch.setattr(counters, "MODELS_MAX", 2)
     it = metrics()
     for model in ("a", "b", "c", "d", "a"):
         it.observe(record(model=model))
@@ -147,9 +147,9 @@ def test_failures_leave_with_their_replica() -> None:
 
 def test_every_kind_of_failure_is_there_from_the_start() -> None:
     """Kinds of failures that the page begins with at nought are all that there are."""
-    bases = (Failure, TimedOut, BrokeMidway, EngineFailed)
+    bases = (UpstreamError, TimedOut, StreamInterrupted, EngineFailed)
     kinds = {failure.kind for made in bases for failure in made.__subclasses__()}
-    assert set(catalogue.KINDS) == {*kinds, BrokeMidway.kind}
+    assert set(catalogue.KINDS) == {*kinds, StreamInterrupted.kind}
 
 
 def test_a_replica_that_gets_nothing_counts() -> None:
@@ -157,7 +157,7 @@ def test_a_replica_that_gets_nothing_counts() -> None:
     it, (first, second) = metrics(), REPLICAS
     it.joined(first)
     it.joined(second)
-    receipt = Receipt(second, "warm", Reason.WARM, Grade.EXACT, 100, 60)
+    receipt = Receipt(second, "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60)
     it.observe(record(ending="ok", receipt=receipt))
     page = it.page().decode()
     assert f'warmroute_replica_placed_tokens_total{{replica="{first}"}} 0.0' in page
@@ -175,7 +175,7 @@ def test_saved_prefill() -> None:
     known = router(1)
     (id_,) = known.fleet.members
     known.fleet.members[id_].prefill_factor.value = 2.0  # of the guess: 0.1 ms a token
-    it, receipt = metrics(known), Receipt(id_, "warm", Reason.WARM, Grade.EXACT, 1_000, 900)
+    it, receipt = metrics(known), Receipt(id_, "warm", PlacementReason.WARM, Confidence.EXACT, 1_000, 900)
     it.observe(record(ending="ok", receipt=receipt, usage=Usage(1_000, 5, 800)))
     it.observe(record(ending="failed", error="engine_failed", receipt=receipt))
     page = it.page().decode()
@@ -188,7 +188,7 @@ def test_tokens_of_tenants() -> None:
     """Tokens are counted for tenants by name, and for at most so many of them."""
     it = metrics()
     it.know_tenants(["acme", "other inc"], 1)
-    receipt = Receipt(REPLICAS[0], "warm", Reason.WARM, Grade.EXACT, 100, 60)
+    receipt = Receipt(REPLICAS[0], "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60)
     for tenant in ("acme", "other inc", "acme"):
         it.observe(record(ending="ok", receipt=receipt, tenant=tenant))
     page = it.page().decode()
@@ -205,27 +205,29 @@ def test_the_process_is_on_the_page() -> None:
 
 def test_dropped_log_lines_are_counted() -> None:
     """The page says how many log lines were dropped."""
-    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {LINES_DROPPED: 7 - logs.dropped()})))
+    it = Metrics(
+        router(), lambda: 0.0, MetricSources(totals=ProcessTotals(lambda: {LINES_DROPPED: 7 - logs.count_dropped()}))
+    )
     assert b"\nwarmroute_log_lines_dropped_total 7.0\n" in it.page()
 
 
 def test_dropped_spans_are_counted() -> None:
     """The page says how many spans did not reach the collector, and 0 where nothing is traced."""
-    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {SPANS_DROPPED: 7})))
+    it = Metrics(router(), lambda: 0.0, MetricSources(totals=ProcessTotals(lambda: {SPANS_DROPPED: 7})))
     assert b"\nwarmroute_spans_dropped_total 7.0\n" in it.page()
     assert b"\nwarmroute_spans_dropped_total 0.0\n" in Metrics(router(), lambda: 0.0).page()
 
 
 def test_prompts_that_were_not_compared_are_counted() -> None:
     """The page says how many prompts the edges have not compared with an earlier one."""
-    it = Metrics(router(), lambda: 0.0, Figures(totals=Totals(lambda: {UNEXPLAINED: 7})))
+    it = Metrics(router(), lambda: 0.0, MetricSources(totals=ProcessTotals(lambda: {UNEXPLAINED: 7})))
     assert b"\nwarmroute_differences_unexplained_total 7.0\n" in it.page()
 
 
 @pytest.mark.inside
 def test_a_record_crosses_a_process() -> None:
     """A record is the same after a way through MessagePack, candidates and grades included."""
-    weighed = Candidate(REPLICAS[0], 1, 2, 3.0, 4.0, 5.0, 6.0, 7, grade=Grade.EXACT)
-    placed = Receipt(REPLICAS[0], "warm", Reason.SPILL, Grade.CATCHING_UP, 100, 50, (weighed,))
-    sent = record(ending=Ending.OK, receipt=placed, usage=Usage(1, 2, None), retries=(("connect", REPLICAS[1]),))
+    weighed = Candidate(REPLICAS[0], 1, 2, 3.0, 4.0, 5.0, 6.0, 7, grade=Confidence.EXACT)
+    placed = Receipt(REPLICAS[0], "warm", PlacementReason.SPILL, Confidence.CATCHING_UP, 100, 50, (weighed,))
+    sent = record(ending=EndReason.OK, receipt=placed, usage=Usage(1, 2, None), retries=(("connect", REPLICAS[1]),))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=RequestRecord) == sent

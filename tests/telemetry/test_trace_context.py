@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.telemetry.trace_context import Parent, chosen, parse, traceparent
+from router.telemetry.trace_context import Parent, is_sampled, parse, traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACE_IDS, SPAN_IDS = st.integers(1, (1 << 128) - 1), st.integers(1, (1 << 64) - 1)
@@ -79,11 +79,11 @@ def test_forms(value: str, sampled: bool | None) -> None:
 def test_the_ratio_decides_as_everywhere(trace_id: int, ratio: float) -> None:
     """The same traces are sampled as by OpenTelemetry's own sampler, so services of one ratio agree."""
     theirs = TraceIdRatioBased(ratio).should_sample(None, trace_id, "x").decision is Decision.RECORD_AND_SAMPLE
-    assert chosen(trace_id, ratio) is theirs
+    assert is_sampled(trace_id, ratio) is theirs
 
 
 @given(TRACE_IDS)
 def test_all_or_none(trace_id: int) -> None:
     """1 samples every trace, 0 none."""
-    assert chosen(trace_id, 1.0)
-    assert not chosen(trace_id, 0.0)
+    assert is_sampled(trace_id, 1.0)
+    assert not is_sampled(trace_id, 0.0)

@@ -215,7 +215,7 @@ async def test_waiting_for_a_place(client: ClientSession, engine: FakeEngine, co
         first = asyncio.create_task(ask(client, app.url))
         await engine.at_work.wait()
         second = asyncio.create_task(ask(client, app.url))
-        while not sum(app.hub.admission.queued()[0].values()):
+        while not sum(app.hub.admission.count_queued()[0].values()):
             await asyncio.sleep(0.001)
         engine.go_on.set()
         await asyncio.gather(first, second)

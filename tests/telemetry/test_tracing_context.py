@@ -12,9 +12,9 @@ from aiohttp import ClientSession, web
 from multidict import CIMultiDict
 
 from loadtest.common.answers import DONE, data_event
-from router.settings.schema import SettingsError
+from router.config.schema import SettingsError
 from router.telemetry import logs
-from router.telemetry.process_counts import SPANS_DROPPED
+from router.telemetry.process_totals import SPANS_DROPPED
 from router.telemetry.trace_context import parse
 from tests.support.fakes import (
     FakeEngine,
@@ -337,7 +337,7 @@ async def test_nobody_listens(client: ClientSession, engine: FakeEngine, monkeyp
     async with running(engine, **traced(gone)) as app:
         assert [(await ask(client, app.url))[0] for _ in range(5)] == [200] * 5
     async with asyncio.timeout(60):
-        while app._desk.figures()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
+        while app._desk.counters()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
             await asyncio.sleep(0.001)
 
 

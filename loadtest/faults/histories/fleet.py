@@ -11,9 +11,9 @@ from pathlib import Path
 
 from loadtest.common import rivals
 from loadtest.common.networks import Network
-from loadtest.common.processes import LISTENING, Process, ProcessError, free_port, started
+from loadtest.common.processes import LISTENING, Process, ProcessError, free_port, run_process
 from loadtest.common.stores import NO_PROGRAM, RunningStore, programs
-from loadtest.faults.bench import until
+from loadtest.faults.bench import poll_until
 
 SETTINGS = {
     "listen.lame_duck_s": 0,
@@ -25,7 +25,7 @@ FOLLOWS_S = 20.0  # time limit for a replica of a store to receive all data
 # Only the wall clock is shifted: the monotonic clock cannot be set.
 _SKEWED = (
     "import sys,time; o=float(sys.argv.pop(1)); t=time.time; time.time=lambda: t()+o; "
-    "from router.commands.main import main; sys.exit(main())"
+    "from router.cli.main import main; sys.exit(main())"
 )
 
 
@@ -56,8 +56,8 @@ class HistoryRouter:
         """Start the process, and wait until it listens. Raises ProcessError."""
         self._starts += 1
         name = f"router{self.number}.{self._starts}"
-        self._process = await self._stack.enter_async_context(started(name, self._words, self._folder))
-        await self._process.said(LISTENING)
+        self._process = await self._stack.enter_async_context(run_process(name, self._words, self._folder))
+        await self._process.wait_for_output(LISTENING)
 
     async def kill(self) -> None:
         """Kill the process, which loses its state."""
@@ -104,13 +104,13 @@ class Stores:
 
     async def refollow(self) -> None:
         """Wait until the replica follows a store that was restarted empty."""
-        if not await until(self._follows.follows, FOLLOWS_S):
+        if not await poll_until(self._follows.follows, FOLLOWS_S):
             raise ProcessError("the replica of the store does not follow it again")
 
     async def _follow(self) -> None:
         self._follows = await self._new()
         await self._follows.follow(self.leads.port)
-        if not await until(self._follows.follows, FOLLOWS_S):
+        if not await poll_until(self._follows.follows, FOLLOWS_S):
             raise ProcessError("a replica of the store does not follow it")
 
     async def _new(self) -> RunningStore:

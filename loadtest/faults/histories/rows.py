@@ -13,20 +13,20 @@ from typing import Any
 import aiohttp
 
 from loadtest.common.report import Row
-from loadtest.faults.bench import Bench, row, until
+from loadtest.faults.bench import Bench, poll_until, row
 from loadtest.faults.histories.engines import StoringEngine
 from loadtest.faults.histories.fleet import HistoryRouter, fleet
 from loadtest.faults.histories.model import HOUR_S, excess
 from loadtest.faults.histories.run import OWNERS, PER_MIN, RATED, TIMEOUT_S, History
 from loadtest.faults.soak import BUGS
-from router.sharing.keeping import FILL_S, FILL_TURNS, KEEP_S, READ_EVERY_S, REWRITE_S
+from router.peering.persistence import FILL_S, FILL_TURNS, PERSIST_INTERVAL_S, READ_EVERY_S, REWRITE_S
 
 GOAL = 30
 SKEWS_S = (0.0, 5.0, -5.0, 2.5)
 HOUR_EXCESS_MAX = 0.05
 WHOLE_S, END_S = 30.0, 120.0
 # Time limit for rewriting and rereading the data that a store has lost.
-SETTLE_S = REWRITE_S + FILL_S + FILL_TURNS * KEEP_S + READ_EVERY_S + 4.0
+SETTLE_S = REWRITE_S + FILL_S + FILL_TURNS * PERSIST_INTERVAL_S + READ_EVERY_S + 4.0
 ANOMALIES = (
     "a response in another tenant's hands",
     "another response than the one asked for",
@@ -51,24 +51,24 @@ async def histories(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
         limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=limit))
         history = History(routers, stores, engines, http, seed)
-        await until(lambda: _together(history, routers), WHOLE_S)
+        await poll_until(lambda: _is_fully_connected(history, routers), WHOLE_S)
         async with asyncio.timeout(seconds_s + END_S):
             await history.go(seconds_s)
-        whole = await until(lambda: _together(history, routers), bench.scale.patience_s(WHOLE_S))
-        closed = await until(lambda: _closed(history, routers), bench.scale.patience_s(WHOLE_S))
+        whole = await poll_until(lambda: _is_fully_connected(history, routers), bench.scale.patience_s(WHOLE_S))
+        closed = await poll_until(lambda: _has_closed_breakers(history, routers), bench.scale.patience_s(WHOLE_S))
         asked = await history.judge_stored(bench.scale.patience_s(SETTLE_S))
         bugs = Counter(found.decode() for router in routers for found in router.logs(BUGS))
-        blamed = _blamed(routers, engines[0].url)
-    return _judged(history, seconds_s, seed, asked=asked, whole=whole, closed=closed, bugs=bugs, blamed=blamed)
+        blamed = _count_false_openings(routers, engines[0].url)
+    return _judge_history(history, seconds_s, seed, asked=asked, whole=whole, closed=closed, bugs=bugs, blamed=blamed)
 
 
-def _blamed(routers: Sequence[HistoryRouter], url: str) -> int:
+def _count_false_openings(routers: Sequence[HistoryRouter], url: str) -> int:
     """Return the number of times that a breaker opened for an engine that was always healthy."""
     pattern = re.compile(rb'"event":"breaker_open"[^\n]*"' + re.escape(url.encode()) + rb'"')
     return sum(len(router.logs(pattern)) for router in routers)
 
 
-async def _together(history: History, routers: Sequence[HistoryRouter]) -> bool:
+async def _is_fully_connected(history: History, routers: Sequence[HistoryRouter]) -> bool:
     """True if each router is connected to all others."""
     for router in routers:
         sharing: Any = (await history.page(router)).get("sharing") or {}
@@ -77,7 +77,7 @@ async def _together(history: History, routers: Sequence[HistoryRouter]) -> bool:
     return True
 
 
-async def _closed(history: History, routers: Sequence[HistoryRouter]) -> bool:
+async def _has_closed_breakers(history: History, routers: Sequence[HistoryRouter]) -> bool:
     """True if every breaker of every router is closed."""
     for router in routers:
         replicas: Any = (await history.page(router)).get("replicas") or [{}]
@@ -86,7 +86,7 @@ async def _closed(history: History, routers: Sequence[HistoryRouter]) -> bool:
     return True
 
 
-def _judged(
+def _judge_history(
     history: History,
     seconds_s: float,
     seed: int,

@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import aiohttp
 
+from loadtest.faults.cases.overload import Tenant
 from loadtest.faults.histories.engines import MODEL, StoringEngine
 from loadtest.faults.histories.fleet import HistoryRouter, Stores
 from loadtest.faults.histories.model import Model
-from loadtest.faults.rows.overload import Tenant
 
 OWNERS = (Tenant("acme"), Tenant("umbra"))
 RATED = (Tenant("rated0"), Tenant("rated1"))
@@ -62,7 +62,7 @@ class History:
                 (STORE_EVERY_S, self._store),
                 (READ_EVERY_S, self._read),
                 (CHAT_EVERY_S, self._chat),
-                (RATED_EVERY_S, self._rated),
+                (RATED_EVERY_S, self._send_rated_chat),
             ):
                 group.create_task(self._load(end_s, every_s, one))
 
@@ -103,9 +103,9 @@ class History:
         if status == 200:
             self.model.on_stored(str(said["id"]), tenant.name, router, life, time.monotonic())
         else:
-            self._failed("to store a response", router, answer)
+            self._report_failure("to store a response", router, answer)
 
-    def _failed(self, what: str, router: int, answer: tuple[int, dict[str, object]]) -> None:
+    def _report_failure(self, what: str, router: int, answer: tuple[int, dict[str, object]]) -> None:
         at_s = time.monotonic() - self._began_s
         self.model.on_failed(what, f"at {at_s:.1f} s at router {router}: {answer[0]} {answer[1]}")
 
@@ -122,16 +122,16 @@ class History:
         body = {"model": MODEL, "messages": [{"role": "user", "content": f"{self._chance.random()} " * 50}]}
         answer = await self._ask(router, self._chance.choice(OWNERS), "POST", "/v1/chat/completions", body)
         if answer is not None and answer[0] != 200:
-            self._failed("a chat", router, answer)
+            self._report_failure("a chat", router, answer)
 
-    async def _rated(self, router: int) -> None:
+    async def _send_rated_chat(self, router: int) -> None:
         tenant = self._chance.choice(RATED)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
         answer = await self._ask(router, tenant, "POST", "/v1/chat/completions", body)
         if answer is not None and answer[0] == 200:
             self.model.on_served(tenant.name, time.monotonic())
         elif answer is not None and answer[0] != 429:
-            self._failed("a chat of a tenant with a rate", router, answer)
+            self._report_failure("a chat of a tenant with a rate", router, answer)
 
     # -- faults --------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class History:
             await router.kill()
             await asyncio.sleep(lasts_s)
             await router.start()
-            await self._until_ready(router)
+            await self._wait_until_ready(router)
             self._changes[number] += 1
         else:
             model.on_deaf(number, time.monotonic())
@@ -192,7 +192,7 @@ class History:
             router.network.mend()
         self._at_fault.discard(number)
         self._note(f"router {number}: well")
-        self._heard(number)
+        self._report_connected(number)
 
     async def _store_fails(self, fault: str, lasts_s: float) -> None:
         for number in range(len(self._routers)):
@@ -210,9 +210,9 @@ class History:
         self._store_at_fault = False
         self._note("store: well")
         for number in range(len(self._routers)):
-            self._heard(number)
+            self._report_connected(number)
 
-    def _heard(self, number: int) -> None:
+    def _report_connected(self, number: int) -> None:
         if not self._store_at_fault and number not in self._at_fault:
             self.model.on_hearing(number, time.monotonic())
 
@@ -226,7 +226,7 @@ class History:
         self._note("engine: well")
         self._engine_changes += 1
 
-    async def _until_ready(self, router: HistoryRouter) -> None:
+    async def _wait_until_ready(self, router: HistoryRouter) -> None:
         for _ in range(600):
             with suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with self._http.get(router.admin_url + "/readyz") as response:
@@ -253,7 +253,7 @@ class History:
         asked = self._chance.sample(due, min(READ_MAX, len(due)))
         left = [(each.id, router) for each in asked for router in range(len(self._routers))]
         while left:
-            statuses = [await self._at_end(*each) for each in left]
+            statuses = [await self._read_at_end(*each) for each in left]
             over = time.monotonic() >= end_s
             for (id_, router), (tenant, status) in zip(left, statuses, strict=True):
                 if status == 200 or over:
@@ -262,7 +262,7 @@ class History:
             await asyncio.sleep(AGAIN_S if left else 0)
         return len(asked)
 
-    async def _at_end(self, id_: str, router: int) -> tuple[str, int]:
+    async def _read_at_end(self, id_: str, router: int) -> tuple[str, int]:
         """Return the tenant of a response and the status of its read, after a read by any other tenant."""
         found = self.model.stored[id_]
         for tenant in sorted(OWNERS, key=lambda each: each.name == found.tenant):

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from loadtest.common.processes import until_stopped
+from loadtest.common.processes import run_until_interrupt
 from loadtest.faults.upstream.answers import MODEL
 from loadtest.faults.upstream.connection import FaultyConnection, State
 
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--model", default=MODEL, help=f"the name of its model ({MODEL})")
     options = parser.parse_args(argv)
-    return until_stopped(serve(options.name, options.host, options.port, options.model))
+    return run_until_interrupt(serve(options.name, options.host, options.port, options.model))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def svg(rows: Sequence[Row], title: str) -> str:
         if len(loads) > 1:
             panels.append(over_load(same, workload))
         lines.append(panels)
-    return _drawn(lines, title)
+    return _render_svg(lines, title)
 
 
 def pareto(rows: Sequence[Row], title: str) -> Panel:
@@ -86,7 +86,7 @@ def over_load(rows: Sequence[Row], title: str) -> Panel:
     return Panel(f"{title}, over load", "load", tuple((x, name) for name, x in at.items()), series)
 
 
-def _drawn(lines: Sequence[Sequence[Panel]], title: str) -> str:
+def _render_svg(lines: Sequence[Sequence[Panel]], title: str) -> str:
     width = 20 + PANEL_WIDTH * max((len(panels) for panels in lines), default=1)
     parts, y = [_text(20, 30, title, size=17, weight=600)], 44.0
     for panels in lines:
@@ -132,7 +132,7 @@ def _series(
 ) -> list[str]:
     """Draw points and lines with their names beside them. `warm` comes last and so on top."""
     ends = sorted((y_of(series.points[-1][1]), i) for i, series in enumerate(panel.series))
-    label_y = dict(zip((i for _, i in ends), _apart([y for y, _ in ends], *room), strict=True))
+    label_y = dict(zip((i for _, i in ends), _spread_labels([y for y, _ in ends], *room), strict=True))
     x_label = x_of(1.0) + 16
     parts = []
     for i in sorted(range(len(panel.series)), key=lambda i: panel.series[i].name == WARM):
@@ -152,7 +152,7 @@ def _series(
     return parts
 
 
-def _apart(wanted: Sequence[float], first: float, last: float) -> list[float]:
+def _spread_labels(wanted: Sequence[float], first: float, last: float) -> list[float]:
     """Return places in the same ascending order, at least a label's height apart. Each is as near to its wanted place
     as possible."""
     places: list[float] = []

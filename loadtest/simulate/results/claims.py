@@ -47,7 +47,7 @@ class Figure:
     field: str
     more_is_better: bool = False
 
-    def of(self, row: Row) -> float:
+    def get_value(self, row: Row) -> float:
         """Return the figure, always above 0 because ratios are made of it."""
         return max(getattr(row, self.field) or 0.0, LEAST)
 
@@ -107,12 +107,12 @@ def judge(rows: Sequence[Row], baseline: Baseline | None = None) -> list[Row]:
     return judged
 
 
-def missed(judged: Sequence[Row]) -> list[str]:
+def list_missed(judged: Sequence[Row]) -> list[str]:
     """Return a line for each claim that does not hold."""
     return [_line(row) for row in judged if row.ok is False]
 
 
-def paired(differences: Sequence[float]) -> tuple[float, float, float]:
+def compute_mean_interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval. For a single pair the interval is the value itself."""
     mean, freedom = fmean(differences), len(differences) - 1
     if not freedom:
@@ -166,7 +166,7 @@ def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
 
 
 def _mean_log(seeds: Seeds, figure: Figure = TTFT) -> float:
-    return fmean(log(figure.of(row)) for row in seeds.values())
+    return fmean(log(figure.get_value(row)) for row in seeds.values())
 
 
 def _share(seeds: Seeds) -> float:
@@ -174,15 +174,15 @@ def _share(seeds: Seeds) -> float:
 
 
 def _log_ratios(ours: Seeds, theirs: Seeds, figure: Figure) -> list[float]:
-    return [log(figure.of(row) / figure.of(theirs[seed])) for seed, row in ours.items()]
+    return [log(figure.get_value(row) / figure.get_value(theirs[seed])) for seed, row in ours.items()]
 
 
-def _allowed(figure: Figure, margin: float) -> float:
+def _compute_limit(figure: Figure, margin: float) -> float:
     return 1 - margin if figure.more_is_better else 1 + margin
 
 
 def _keeps(figure: Figure, ratio: float, margin: float) -> bool:
-    allowed = _allowed(figure, margin)
+    allowed = _compute_limit(figure, margin)
     return ratio >= allowed if figure.more_is_better else ratio <= allowed
 
 
@@ -190,8 +190,8 @@ def _within(cell: Cell, policies: dict[str, Seeds], figure: Figure) -> Row:
     rivals = [name for name in policies if name != WARM]
     pick = max if figure.more_is_better else min
     best = pick(rivals, key=lambda name: _mean_log(policies[name], figure))
-    mean, low, high = paired(_log_ratios(policies[WARM], policies[best], figure))
-    row = _claim(figure.name, cell, best, _allowed(figure, WITHIN), exp(mean))
+    mean, low, high = compute_mean_interval(_log_ratios(policies[WARM], policies[best], figure))
+    row = _claim(figure.name, cell, best, _compute_limit(figure, WITHIN), exp(mean))
     row.ok = _keeps(figure, exp(mean), WITHIN)
     if len(policies[WARM]) >= PAIRS_MIN:
         row.ok = row.ok or (high >= 0 if figure.more_is_better else low <= 0)
@@ -202,7 +202,7 @@ def _within(cell: Cell, policies: dict[str, Seeds], figure: Figure) -> Row:
 def _goodput(cell: Cell, policies: dict[str, Seeds]) -> Row:
     best = max((name for name in policies if name != WARM), key=lambda name: _share(policies[name]))
     theirs = policies[best]
-    mean, low, high = paired(
+    mean, low, high = compute_mean_interval(
         [(row.goodput_share or 0.0) - (theirs[seed].goodput_share or 0.0) for seed, row in policies[WARM].items()]
     )
     row = _claim(GOODPUT, cell, best, None, mean)
@@ -216,7 +216,7 @@ def _interval(low: str, high: str, seeds: Seeds) -> str:
 
 def _never_worse(cell: Cell, policies: dict[str, Seeds], figure: Figure, name: str) -> Row:
     ratio = exp(fmean(_log_ratios(policies[WARM], policies[name], figure)))
-    row = _claim(figure.never, cell, name, _allowed(figure, NEVER_WORSE), ratio)
+    row = _claim(figure.never, cell, name, _compute_limit(figure, NEVER_WORSE), ratio)
     row.ok = _keeps(figure, ratio, NEVER_WORSE)
     return row
 
@@ -283,7 +283,9 @@ def _to_baseline(cells: dict[Cell, dict[str, Seeds]], baseline: Baseline) -> lis
             ratios = []
             for cell in group:
                 then, now = baseline[cell], cells[cell][WARM]
-                logs = [log(figure.of(now[seed]) / max(then[seed][place], LEAST)) for seed in now if seed in then]
+                logs = [
+                    log(figure.get_value(now[seed]) / max(then[seed][place], LEAST)) for seed in now if seed in then
+                ]
                 if logs:
                     ratios.append(fmean(logs))
             if ratios:

@@ -14,15 +14,15 @@ from statistics import fmean
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.rules.llmd_slo import LlmdSlo
-from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS, mixed_classes
+from loadtest.common.report import Row, build_table
+from loadtest.simulate.engine.with_admission import SimulationWithAdmission
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.policies.llmd_slo import LlmdSlo
+from loadtest.simulate.results.metrics import row_of
+from loadtest.simulate.results.race import freeze_objects
+from loadtest.simulate.scenarios.priority_mix import LOAD, MIXES, REQUESTS, mixed_classes
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.admitted import AdmittedWorld
-from loadtest.simulate.world.world import Result, World
 
 WARM, LLMD_SLO = "warm", LlmdSlo.name
 TOLD, UNTOLD, PLAIN = "deadlines", "first come", "no queue"
@@ -53,7 +53,7 @@ def run_deadlines(job: DeadlineJob) -> list[Row]:
     """Return two rows for each entrant, in their order: one for each class."""
     scenario, within_s = mixed_classes(job.mix, job.seed, job.requests, job.load)
     rows = list[Row]()
-    with settled():
+    with freeze_objects():
         for policy, case in job.entrants:
             result = _run(scenario, within_s, policy, case)
             for name in (INTERACTIVE, BATCH):
@@ -72,11 +72,11 @@ def run_deadlines(job: DeadlineJob) -> list[Row]:
 def _run(scenario: Scenario, within_s: Mapping[int, float], policy: str, case: str) -> Result:
     workload, setting = scenario.workload, scenario.setting
     if policy == LLMD_SLO:
-        return World(workload, setting, lambda: LlmdSlo(within_s)).run()
+        return Simulation(workload, setting, lambda: LlmdSlo(within_s)).run()
     make = ROWS[policy].make
     if case == PLAIN:
-        return World(workload, replace(setting, foreknowledge=ROWS[policy].foreknowledge), make).run()
-    return AdmittedWorld(workload, setting, make, within_s if case == TOLD else {}).run()
+        return Simulation(workload, replace(setting, foreknowledge=ROWS[policy].foreknowledge), make).run()
+    return SimulationWithAdmission(workload, setting, make, within_s if case == TOLD else {}).run()
 
 
 def judge(rows: Sequence[Row]) -> list[Row]:
@@ -86,29 +86,29 @@ def judge(rows: Sequence[Row]) -> list[Row]:
     - No request waits while a replica is idle.
     - Over all mixes, more requests are in time than with any other rule.
     """
-    grouped = _grouped([row for row in rows if row.load_name == LOAD])
+    grouped = _group_rows([row for row in rows if row.load_name == LOAD])
     mixes = [mix for mix in MIXES if (WARM, TOLD, mix) in grouped and (WARM, UNTOLD, mix) in grouped]
     judged = []
     for mix in mixes:
         told, untold = (grouped[WARM, case, mix] for case in (TOLD, UNTOLD))
         times = _share(told[INTERACTIVE]) / max(1e-9, _share(untold[INTERACTIVE]))
         goal = f"{mix}: in time, over first come, first served: at least"
-        judged.append(_judged(goal, TIMES_MIN, times, ok=times >= TIMES_MIN))
+        judged.append(_make_goal_row(goal, TIMES_MIN, times, ok=times >= TIMES_MIN))
         tokens = _tokens_per_s(told) / max(1e-9, _tokens_per_s(untold))
         goal = f"{mix}: output tokens a second, over the same: at least"
-        judged.append(_judged(goal, TOKENS_MIN, tokens, ok=tokens >= TOKENS_MIN))
+        judged.append(_make_goal_row(goal, TOKENS_MIN, tokens, ok=tokens >= TOKENS_MIN))
         idle = sum(row.held_while_idle or 0 for row in told[INTERACTIVE] + told[BATCH])
         goal = f"{mix}: requests that waited beside an idle replica, the mean backlog below 1: at most"
-        judged.append(_judged(goal, 0, idle, ok=not idle))
+        judged.append(_make_goal_row(goal, 0, idle, ok=not idle))
     others = {policy: _over_mixes(grouped, policy, PLAIN, mixes) for policy, case, _ in grouped if case == PLAIN}
     if mixes and others:
         best, ours = max(others, key=others.__getitem__), _over_mixes(grouped, WARM, TOLD, mixes)
         goal = f"in time, mean of all mixes: above {best}, the best other"
-        judged.append(_judged(goal, others[best], ours, ok=ours > others[best]))
+        judged.append(_make_goal_row(goal, others[best], ours, ok=ours > others[best]))
     return judged
 
 
-def _judged(goal: str, expected: float, got: float, *, ok: bool) -> Row:
+def _make_goal_row(goal: str, expected: float, got: float, *, ok: bool) -> Row:
     return Row(workload="mixed_classes", policy=WARM, goal=goal, expected=expected, got=got, ok=ok)
 
 
@@ -116,7 +116,7 @@ _Groups = dict[tuple[str, str, str], dict[str, list[Row]]]
 """(policy, case, mix) -> class -> rows of all seeds."""
 
 
-def _grouped(rows: Sequence[Row]) -> _Groups:
+def _group_rows(rows: Sequence[Row]) -> _Groups:
     found: _Groups = {}
     for row in rows:
         if row.case is not None and row.goal is None:
@@ -148,7 +148,7 @@ def lines(rows: Sequence[Row], mix: str) -> list[tuple[str, ...]]:
     """Return the table of one load and mix under HEADS: a line for each policy, most requests in time first. Figures
     are means over seeds."""
     made = []
-    grouped = {key: group for key, group in _grouped(rows).items() if key[2] == mix}
+    grouped = {key: group for key, group in _group_rows(rows).items() if key[2] == mix}
     for (policy, case, _), group in sorted(grouped.items(), key=lambda each: -_share(each[1][INTERACTIVE])):
         people, batch = group[INTERACTIVE], group[BATCH]
         answered = 1 - (_mean(batch, "errors") + _mean(batch, "rejected")) / _mean(batch, "requests")
@@ -166,7 +166,7 @@ def print_deadlines(console: Console, rows: Sequence[Row]) -> None:
         for mix in MIXES:
             title = f"{mix}: first tokens by their deadlines, at {load} times what is sustained"
             found = lines([row for row in rows if row.load_name == load], mix)
-            console.print(drawn(HEADS, found, title, left={"policy"}))
+            console.print(build_table(HEADS, found, title, left={"policy"}))
     for row in judge(rows):
         said = f"{row.goal} {row.expected:.3g}: got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)

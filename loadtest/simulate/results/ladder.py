@@ -25,16 +25,16 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from loadtest.common.report import Row, drawn
-from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.common.report import Row, build_table
+from loadtest.fake_engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
 from loadtest.simulate.results.claims import WARM
-from loadtest.simulate.results.figures import over_seeds, row_of
-from loadtest.simulate.results.race import settled
+from loadtest.simulate.results.metrics import over_seeds, row_of
+from loadtest.simulate.results.race import freeze_objects
 from loadtest.simulate.results.tables import names_in, seconds
-from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES, ladder_of
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.world import Result, World
 
 PUBLISHED, HONEST = "ladder_full_published", "ladder_full_honest"
 SEED = 6
@@ -42,7 +42,7 @@ SEED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class LadderEntry:
     """Row of the ladder with the settings of its router. `published` is its name in llm-d's report."""
 
     published: str = ""
@@ -54,14 +54,14 @@ class Contender:
 
 
 CONTENDERS = {
-    "llmd_weights_2025": Contender("precise", "exact", 0.05),
-    "llmd_default": Contender("estimated", "estimated", 0.05),
-    "random": Contender("random"),
-    "least_loaded": Contender("load"),
-    "llmd_weights": Contender("precise, 2026", "exact", 0.05),
-    "llmd_affinity": Contender("affinity, 2026", "estimated", 0.05),
-    "round_robin": Contender("Service, 2026"),
-    WARM: Contender(),
+    "llmd_weights_2025": LadderEntry("precise", "exact", 0.05),
+    "llmd_default": LadderEntry("estimated", "estimated", 0.05),
+    "random": LadderEntry("random"),
+    "least_loaded": LadderEntry("load"),
+    "llmd_weights": LadderEntry("precise, 2026", "exact", 0.05),
+    "llmd_affinity": LadderEntry("affinity, 2026", "estimated", 0.05),
+    "round_robin": LadderEntry("Service, 2026"),
+    WARM: LadderEntry(),
 }
 P90_S = {
     15: {"precise": 0.40, "estimated": 0.40, "random": 2.30, "load": 7.00},
@@ -102,7 +102,7 @@ RATES = tuple(rate for rate, _ in STAGES)
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class LadderRun:
     """One row on one ladder for one seed; `stages` are (requests a second, seconds), in order."""
 
     ladder: str
@@ -112,7 +112,7 @@ class Climb:
     calibration: str = CALIBRATION
 
 
-def climb(job: Climb) -> list[Row]:
+def climb(job: LadderRun) -> list[Row]:
     """Return a row for each stage."""
     contender = CONTENDERS[job.policy]
     scenario = ladder_of(job.ladder, job.seed, job.stages, honest=job.ladder == HONEST)
@@ -123,18 +123,18 @@ def climb(job: Climb) -> list[Row]:
         probe_interval_s=contender.probe_interval_s,
     )
     scenario = replace(scenario, setting=setting)
-    with settled():
-        result = World(scenario.workload, setting, ROWS[job.policy].make).run()
+    with freeze_objects():
+        result = Simulation(scenario.workload, setting, ROWS[job.policy].make).run()
     rows, first = [], scenario.workload.warm_up
     for rate, lasts_s in job.stages:
-        row = _of_stage(scenario, result, first, rate, rate * lasts_s)
+        row = _make_stage_row(scenario, result, first, rate, rate * lasts_s)
         row.workload, row.policy, row.seed, row.note = job.ladder, job.policy, job.seed, str(contender)
         rows.append(row)
         first += rate * lasts_s
     return rows
 
 
-def _of_stage(scenario: Scenario, result: Result, first: int, rate: int, count: int) -> Row:
+def _make_stage_row(scenario: Scenario, result: Result, first: int, rate: int, count: int) -> Row:
     sent = result.sent[first : first + count]
     end_s = max(each.due_s + (each.e2e_s or 0.0) for each in sent)
     workload = replace(scenario.workload, warm_up=0)
@@ -162,7 +162,7 @@ def judge(rows: Sequence[Row]) -> list[Row]:
         row = by_row.get((HONEST, policy, case_of(TOP_RPS)))
         if row is not None and (got := row.ttft_p90_s) is not None:
             ok = got >= bar_s if least else got <= bar_s
-            judged.append(_judged(HONEST, policy, TOP_RPS, goal, bar_s, got, ok=ok))
+            judged.append(_make_goal_row(HONEST, policy, TOP_RPS, goal, bar_s, got, ok=ok))
     for rate, figures in P90_S.items():
         known = [
             (figures[contender.published], row.ttft_p90_s or 0.0)
@@ -172,11 +172,13 @@ def judge(rows: Sequence[Row]) -> list[Row]:
         pairs = [(a[1], b[1]) for a, b in combinations(sorted(known), 2) if b[0] >= CLEARLY * a[0]]
         kept = sum(here < there for here, there in pairs)
         if pairs:
-            judged.append(_judged(PUBLISHED, None, rate, ORDER_GOAL, len(pairs), kept, ok=kept == len(pairs)))
+            judged.append(_make_goal_row(PUBLISHED, None, rate, ORDER_GOAL, len(pairs), kept, ok=kept == len(pairs)))
     return judged
 
 
-def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: float, got: float, *, ok: bool) -> Row:
+def _make_goal_row(
+    ladder: str, policy: str | None, rate: int, goal: str, expected: float, got: float, *, ok: bool
+) -> Row:
     return Row(workload=ladder, policy=policy, case=case_of(rate), goal=goal, expected=expected, got=got, ok=ok)
 
 
@@ -208,7 +210,7 @@ Figures = Mapping[int, Mapping[str, float]]
 """Figures by rate and by a policy's name in the report."""
 
 
-def _published(row: Row, *reports: Figures) -> float | None:
+def _find_published(row: Row, *reports: Figures) -> float | None:
     if row.workload != PUBLISHED or row.load is None:
         return None
     name, rate = CONTENDERS[row.policy or ""].published, round(row.load)
@@ -216,7 +218,7 @@ def _published(row: Row, *reports: Figures) -> float | None:
 
 
 def _ratio(row: Row, value: float | None, *reports: Figures) -> float | None:
-    published = _published(row, *reports)
+    published = _find_published(row, *reports)
     return None if published is None or value is None else value / published
 
 
@@ -255,7 +257,7 @@ def _label(policy: str) -> str:
 
 
 def _seconds_cell(row: Row) -> str:
-    published, ratio = _published(row, P90_S, P90_S_2026), _ratio(row, row.ttft_p90_s, P90_S, P90_S_2026)
+    published, ratio = _find_published(row, P90_S, P90_S_2026), _ratio(row, row.ttft_p90_s, P90_S, P90_S_2026)
     here = seconds(row.ttft_p90_s or 0.0)
     return here if published is None else f"{here}, {ratio:.2f} x {seconds(published)}"
 
@@ -263,7 +265,7 @@ def _seconds_cell(row: Row) -> str:
 def _tokens_cell(row: Row) -> str:
     value = row.output_tokens_per_s or 0.0
     reports = (OUTPUT_TOKENS_PER_S, OUTPUT_TOKENS_PER_S_2026)
-    published, ratio = _published(row, *reports), _ratio(row, value, *reports)
+    published, ratio = _find_published(row, *reports), _ratio(row, value, *reports)
     return f"{value:,.0f}" if published is None else f"{value:,.0f}, {ratio:.2f} x {published:,.0f}"
 
 
@@ -271,4 +273,4 @@ def print_ladders(console: Console, rows: Sequence[Row]) -> None:
     """Print a table for each variant."""
     for title, heads, lines in grids(rows):
         texts = [[escape(cell.replace("`", "")) for cell in line] for line in lines]
-        console.print(drawn(heads, texts, title, left={"row"}, no_wrap=False))
+        console.print(build_table(heads, texts, title, left={"row"}, no_wrap=False))

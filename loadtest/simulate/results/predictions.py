@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from loadtest.common.report import drawn, percentile
-from loadtest.simulate.results.race import settled, shortened
-from loadtest.simulate.scenarios.table import SCENARIOS
-from loadtest.simulate.world.world import World
+from loadtest.common.report import build_table, percentile
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.results.race import freeze_objects, shorten_workload
+from loadtest.simulate.scenarios.registry import SCENARIOS
 from router.core.placement.policies import POLICIES
 
 LEARNT = 200  # streams before the first judged prediction
@@ -56,8 +56,8 @@ class Calibration:
 def run_predictions(job: PredictionJob) -> Calibration:
     """Run `warm` and compare. Raises ValueError if too few streams reached a first token."""
     scenario = SCENARIOS[job.name](job.load, job.seed)
-    with settled():
-        result = World(shortened(scenario.workload, job.requests), scenario.setting, POLICIES["warm"]).run()
+    with freeze_objects():
+        result = Simulation(shorten_workload(scenario.workload, job.requests), scenario.setting, POLICIES["warm"]).run()
     below, within, ratios = 0, 0, list[float]()
     for sent in result.sent[LEARNT:]:
         lease = sent.lease
@@ -90,4 +90,4 @@ def lines(found: Sequence[Calibration]) -> list[tuple[str, ...]]:
 
 def print_predictions(console: Console, found: Sequence[Calibration]) -> None:
     """Print the table."""
-    console.print(drawn(HEADS, lines(found), "first tokens against their predictions", left={"scenario", "load"}))
+    console.print(build_table(HEADS, lines(found), "first tokens against their predictions", left={"scenario", "load"}))

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
-from loadtest.engine.host_tier import TierLimits
-from loadtest.engine.peers import PeerLimits
-from loadtest.simulate.results import linked
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules.pull_threshold import PullThreshold
-from loadtest.simulate.scenarios.pulled import KV_TOKENS, WORKLOADS
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.world import World
+from loadtest.common.report import Row, build_table
+from loadtest.fake_engine.host_tier import TierLimits
+from loadtest.fake_engine.peers import PeerLimits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies.pull_threshold import PullThreshold
+from loadtest.simulate.results import linked_replicas
+from loadtest.simulate.results.metrics import row_of
+from loadtest.simulate.results.race import freeze_objects
+from loadtest.simulate.scenarios.p2p import KV_TOKENS, WORKLOADS
 from router.core.placement.policies import Policy
 from router.core.placement.policies.least_loaded import LeastLoaded
 from router.core.placement.policies.longest_match import LongestMatch
@@ -82,15 +82,15 @@ class PullJob:
 def run_pulls(job: PullJob) -> list[Row]:
     """Return a row for each entry, in their order."""
     tier = TierLimits(TIER * KV_TOKENS)
-    setting = Setting(
+    setting = ClusterSpec(
         replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=tier, peers=LINKS[job.link]
     )
     scenario, rows = WORKLOADS[job.workload](job.load, setting, requests=job.requests * job.replicas), list[Row]()
-    with settled():
+    with freeze_objects():
         for name in job.rows:
             entry = ROWS[name]
             told = replace(scenario.setting, pulls_told=entry.pulls)
-            world = World(scenario.workload, told, entry.make)
+            world = Simulation(scenario.workload, told, entry.make)
             result = world.run()
             row = row_of(replace(scenario, setting=told), result)
             row.workload, row.policy, row.case, row.seed = job.workload, name, job.link, job.seed
@@ -102,17 +102,19 @@ def run_pulls(job: PullJob) -> list[Row]:
     return rows
 
 
-HEADS = (*linked.NAMES, *ROWS)
+HEADS = (*linked_replicas.NAMES, *ROWS)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return a row of the table for each workload, link, load and figure, under HEADS."""
-    return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
+    return linked_replicas.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
 
 
 def print_pulls(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
-    made = drawn(HEADS, (), "who places, and what pulls bring: means over seeds", left=set(linked.NAMES), no_wrap=False)
+    made = build_table(
+        HEADS, (), "who places, and what pulls bring: means over seeds", left=set(linked_replicas.NAMES), no_wrap=False
+    )
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)

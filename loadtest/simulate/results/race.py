@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 from loadtest.common.report import Row
 from loadtest.common.traces import REQUESTS_MAX
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.rules import ROWS
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.workload import Workload
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.results.metrics import row_of
 from loadtest.simulate.scenarios.recorded import OUTPUT_TOKENS_MAX, trace_scenario
-from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, Scenario
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Workload
-from loadtest.simulate.world.world import World
+from loadtest.simulate.scenarios.registry import APART, LOADS, SCENARIOS, Scenario
 
 AnyJob = TypeVar("AnyJob")
 Done = Callable[[Sequence[Row]], None]
@@ -34,7 +34,7 @@ Done = Callable[[Sequence[Row]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class PolicyEntry:
     """A policy in the race: a row's name and optionally other constants as (module, name, value)."""
 
     policy: str
@@ -60,7 +60,7 @@ class RaceJob:
     load: str
     """A name in LOADS, or a number in the same unit: a share of the cluster's capacity."""
     seed: int
-    entrants: tuple[Entrant, ...]
+    entrants: tuple[PolicyEntry, ...]
     changes: Changes = Changes()
     trace: Path | None = None
 
@@ -70,7 +70,7 @@ class RaceJob:
             LOADS[self.load] = float(self.load)  # scenario functions look up loads by name
         changed, requests_max = dict(self.changes.setting), self.changes.requests_max
         if self.trace is not None:
-            setting = replace(Setting(seed=self.seed), **changed)
+            setting = replace(ClusterSpec(seed=self.seed), **changed)
             calibration = setting.calibration
             room = min(calibration.context_tokens_max, setting.kv_tokens_of(calibration))
             return trace_scenario(
@@ -81,11 +81,11 @@ class RaceJob:
                 input_tokens_max=max(1, room - OUTPUT_TOKENS_MAX),
             )
         scenario = {**SCENARIOS, **APART}[self.scenario](self.load, self.seed)
-        workload = scenario.workload if requests_max is None else shortened(scenario.workload, requests_max)
+        workload = scenario.workload if requests_max is None else shorten_workload(scenario.workload, requests_max)
         return replace(scenario, workload=workload, setting=replace(scenario.setting, **changed))
 
 
-def shortened(workload: Workload, requests_max: int) -> Workload:
+def shorten_workload(workload: Workload, requests_max: int) -> Workload:
     """Return the workload with its warm-up and at most `requests_max` requests after it."""
     requests_max += workload.warm_up
     if workload.open:
@@ -96,12 +96,12 @@ def shortened(workload: Workload, requests_max: int) -> Workload:
 def run_job(job: RaceJob) -> list[Row]:
     """Return a row for each entrant, in their order."""
     scenario = job.build()
-    with settled():
+    with freeze_objects():
         return [_run(job, scenario, entrant) for entrant in job.entrants]
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def freeze_objects() -> Iterator[None]:
     """Freeze the prepared objects, millions of them, for the garbage collector until the block ends.
 
     Repeated scans of these objects take a fifth of the time. If objects are frozen already, the outer block freezes and
@@ -118,13 +118,13 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
+def _run(job: RaceJob, scenario: Scenario, entrant: PolicyEntry) -> Row:
     source = ROWS[entrant.policy]
     began = time.perf_counter()
     try:
-        with changed(entrant.constants):
+        with override_constants(entrant.constants):
             setting = replace(scenario.setting, foreknowledge=source.foreknowledge or scenario.setting.foreknowledge)
-            result = World(scenario.workload, setting, source.make).run()
+            result = Simulation(scenario.workload, setting, source.make).run()
     except Exception as error:
         error.add_note(f"{entrant.policy} on {job.scenario}, {job.load}, seed {job.seed}")
         raise
@@ -138,7 +138,7 @@ def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
 
 
 @contextmanager
-def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
+def override_constants(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
     """Run the block with these values in place of the modules' own; no other code may run in this process at that time.
     Raises ValueError for a module that is native code (deploy/compiled.py), which keeps its own values."""
     before = [(import_module(module), name) for module, name, _ in constants]

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
-from loadtest.engine.peers import PeerLimits
-from loadtest.simulate.results import linked
-from loadtest.simulate.results.figures import row_of
+from loadtest.common.report import Row, build_table
+from loadtest.fake_engine.peers import PeerLimits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.split import DisaggSimulation
+from loadtest.simulate.policies.llmd_decider import LlmdDecider
+from loadtest.simulate.results import linked_replicas
+from loadtest.simulate.results.metrics import row_of
 from loadtest.simulate.results.pulls import LINKS
-from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules.llmd_decider import LlmdDecider
+from loadtest.simulate.results.race import freeze_objects
 from loadtest.simulate.scenarios.split import WORKLOADS
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.split import SplitWorld
-from router.core.facts.legs import Role
 from router.core.placement.policies import Policy
 from router.core.placement.policies.warm import Warm
+from router.core.types.disagg_types import Role
 
 REQUESTS = 100  # for each replica
 SIZE = 8
@@ -92,14 +92,14 @@ def roles_of(replicas: int, of_eight: int = 2) -> tuple[Role, ...]:
 def run_split(job: SplitJob) -> list[Row]:
     """Return a row for each entry, in their order."""
     link: PeerLimits = LINKS[job.link]
-    setting = Setting(replicas=job.replicas, seed=job.seed, legs=link, probe_interval_s=PROBE_INTERVAL_S)
+    setting = ClusterSpec(replicas=job.replicas, seed=job.seed, legs=link, probe_interval_s=PROBE_INTERVAL_S)
     scenario, rows = WORKLOADS[job.workload](job.load, setting, requests=job.requests * job.replicas), list[Row]()
-    with settled():
+    with freeze_objects():
         for name in job.rows:
             entry = ROWS[name]
             roles = roles_of(job.replicas, entry.prefill) if entry.prefill else ()
             told = replace(scenario.setting, roles=roles, split_told=entry.split)
-            world = SplitWorld(scenario.workload, told, entry.make)
+            world = DisaggSimulation(scenario.workload, told, entry.make)
             row = row_of(replace(scenario, setting=told), world.run())
             row.workload, row.policy, row.case, row.seed = job.workload, name, job.link, job.seed
             row.load_name, row.replicas = job.load, job.replicas
@@ -108,17 +108,19 @@ def run_split(job: SplitJob) -> list[Row]:
     return rows
 
 
-HEADS = (*linked.NAMES, *ROWS)
+HEADS = (*linked_replicas.NAMES, *ROWS)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return a row of the table for each workload, link, load and figure, under HEADS."""
-    return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
+    return linked_replicas.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
 
 
 def print_split(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
-    made = drawn(HEADS, (), "who places, and who prefills: means over seeds", left=set(linked.NAMES), no_wrap=False)
+    made = build_table(
+        HEADS, (), "who places, and who prefills: means over seeds", left=set(linked_replicas.NAMES), no_wrap=False
+    )
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)

@@ -18,9 +18,9 @@ from statistics import fmean
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
+from loadtest.common.report import Row, build_table
 from loadtest.simulate.results.claims import E2E, TTFT, WARM
-from loadtest.simulate.results.race import Entrant
+from loadtest.simulate.results.race import PolicyEntry
 
 FACTORS = (1 / 3, 3.0)
 
@@ -36,14 +36,14 @@ class Constant:
     also: tuple[str, ...] = ()
     """Modules that import the constant by name and so have their own copy."""
 
-    def own(self) -> float:
+    def get_value(self) -> float:
         """Return the value of the constant in the code."""
         value: float = getattr(import_module(self.module), self.name)
         return value
 
-    def others(self) -> tuple[float, ...]:
+    def list_alternatives(self) -> tuple[float, ...]:
         """Return the values to try, without the constant's own value. For a whole number they are whole numbers."""
-        own = self.own()
+        own = self.get_value()
         tried = self.values or tuple(factor * own for factor in FACTORS)
         if isinstance(own, int):
             tried = tuple(max(1, round(value)) for value in tried) if not self.values else tried
@@ -51,53 +51,57 @@ class Constant:
 
 
 CONSTANTS = (
-    Constant("TIE_TOKENS", "router.core.learned.speeds"),
-    Constant("BACKLOG_TOKENS", "router.core.learned.speeds"),
+    Constant("TIE_TOKENS", "router.core.estimators.model_speeds"),
+    Constant("BACKLOG_TOKENS", "router.core.estimators.model_speeds"),
     Constant("DECODING", "router.core.placement.policies.warm", (0.25, 1.0)),
     Constant("WEIGHT_LEAST", "router.core.placement.policies.warm"),
     Constant("BUSY_UNITS", "router.core.placement.policies.warm"),
-    Constant("HELD_WORTH", "router.core.placement.policies.warm"),
-    Constant("AGAIN_MAX", "router.core.placement.evictions", (0.9, 0.98)),
-    Constant("SUMS_S", "router.core.placement.evictions"),
-    Constant("TOUCHES_MAX", "router.core.placement.evictions"),
+    Constant("DEFER_RATIO", "router.core.placement.policies.warm"),
+    Constant("REUSE_PROBABILITY_MAX", "router.core.placement.eviction_cost", (0.9, 0.98)),
+    Constant("SUMS_S", "router.core.placement.eviction_cost"),
+    Constant("TOUCHES_MAX", "router.core.placement.eviction_cost"),
     Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),
-    Constant("GUESS_RIGHT", "router.core.learned.means", (0.3, 0.97)),  # a chance: 1 in 3, or 1 in 30 wrong
-    Constant("STRIDE", "router.core.fleet.kv_room"),
+    Constant(
+        "RING_GUESS_PRIOR", "router.core.estimators.fleet_means", (0.3, 0.97)
+    ),  # a chance: 1 in 3, or 1 in 30 wrong
+    Constant("STRIDE", "router.core.fleet.kv_reservations"),
     Constant("SHARE_TOKENS_MIN", "router.core.fleet.member"),
-    Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.fleet",)),
-    Constant("HOME_IN_FLIGHT", "router.core.placement.policies.warm", (0, 3)),
+    Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.registry",)),
+    Constant("LAST_REPLICA_SLACK", "router.core.placement.policies.warm", (0, 3)),
     Constant("RING_CHOICES", "router.core.placement.policies.warm", (1, 6)),
     Constant("SPREAD", "router.core.placement.policies.warm", (0, 6)),
     # Not all replicas can keep a bound below 1, so the part above the mean is varied.
     Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
-    Constant("PRIOR", "router.core.learned.reuse"),
-    Constant("TURN_BLOCKS_MAX", "router.core.learned.reuse"),
-    Constant("WORK_FADE", "router.core.learned.speeds", (0.85, 0.983), ("router.core.learned.means",)),
-    Constant("FORGET", "router.core.learned.prefill", (0.94, 0.993)),
-    Constant("BAND", "router.core.learned.speed_factor", (1.0, 1.6)),
-    Constant("PRIOR", "router.core.learned.speed_factor"),
-    Constant("AVOIDED", "router.core.learned.speed_factor", (1.3, 6.0)),  # 1 is the fleet's own speed
-    Constant("FADE_S", "router.core.learned.speed_factor"),
+    Constant("PRIOR", "router.core.estimators.reuse"),
+    Constant("TURN_BLOCKS_MAX", "router.core.estimators.reuse"),
+    Constant(
+        "WORK_FADE", "router.core.estimators.model_speeds", (0.85, 0.983), ("router.core.estimators.fleet_means",)
+    ),
+    Constant("FORGET", "router.core.estimators.prefill", (0.94, 0.993)),
+    Constant("BAND", "router.core.estimators.speed_factor", (1.0, 1.6)),
+    Constant("PRIOR", "router.core.estimators.speed_factor"),
+    Constant("AVOIDED", "router.core.estimators.speed_factor", (1.3, 6.0)),  # 1 is the fleet's own speed
+    Constant("FADE_S", "router.core.estimators.speed_factor"),
     Constant("BATCH_STEPS", "router.core.fleet.member", (0.25, 0.9)),
-    Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
+    Constant("GUESS_TOKENS", "router.core.estimators.output_length"),
 )
 
 
-def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[Entrant, ...]:
+def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[PolicyEntry, ...]:
     """Return `warm` as it is, and once for each other value."""
     return (
-        Entrant(WARM),
+        PolicyEntry(WARM),
         *(
-            Entrant(WARM, f"{constant.name} = {value:g}, not {constant.own():g}", changed)
+            PolicyEntry(WARM, f"{constant.name} = {value:g}, not {constant.get_value():g}", changed)
             for constant in constants
-            for value in constant.others()
+            for value in constant.list_alternatives()
             for changed in [tuple((module, constant.name, value) for module in (constant.module, *constant.also))]
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ConstantChange:
     """Effect of another value on a workload at a load, as the mean over seeds."""
 
     case: str
@@ -109,7 +113,7 @@ class Move:
     """The ratio of p90 end-to-end times."""
 
 
-def moves(rows: Sequence[Row]) -> list[Move]:
+def moves(rows: Sequence[Row]) -> list[ConstantChange]:
     """Compare each other value with the constants as they are, on the same seed; rows are single runs."""
     own: dict[tuple[str | None, str | None, int | None], Row] = {}
     tried: dict[tuple[str, str, str], list[Row]] = {}
@@ -123,12 +127,15 @@ def moves(rows: Sequence[Row]) -> list[Move]:
     found = []
     for (case, workload, load), same in tried.items():
         pairs = [(row, own[row.workload, row.load_name, row.seed]) for row in same]
-        ratios = (exp(fmean(log(figure.of(row) / figure.of(base)) for row, base in pairs)) for figure in (TTFT, E2E))
-        found.append(Move(case, workload, load, *ratios))
+        ratios = (
+            exp(fmean(log(figure.get_value(row) / figure.get_value(base)) for row, base in pairs))
+            for figure in (TTFT, E2E)
+        )
+        found.append(ConstantChange(case, workload, load, *ratios))
     return found
 
 
-def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
+def lines(found: Sequence[ConstantChange]) -> list[tuple[str, ...]]:
     """Return a line for each value.
 
     It has the change of p90 TTFT and p90 end-to-end in each workload, as the mean over loads, and over all workloads.
@@ -141,11 +148,11 @@ def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
         by_workload = [[move for move in same if move.workload == workload] for workload in workloads]
         most = max(same, key=lambda move: abs(log(move.p90_ratio)))
         where = f"{most.workload}, {most.load} {100 * (most.p90_ratio - 1):+.1f} %"
-        texts.append((case, *(_shown(group) for group in by_workload), _shown(same), where))
+        texts.append((case, *(_format_changes(group) for group in by_workload), _format_changes(same), where))
     return texts
 
 
-def _shown(group: Sequence[Move]) -> str:
+def _format_changes(group: Sequence[ConstantChange]) -> str:
     if not group:
         return "-"
     ttft = 100 * (exp(fmean(log(move.p90_ratio) for move in group)) - 1)
@@ -153,12 +160,12 @@ def _shown(group: Sequence[Move]) -> str:
     return f"{ttft:+.1f} %, {e2e:+.1f} %"
 
 
-def heads(found: Sequence[Move]) -> tuple[str, ...]:
+def heads(found: Sequence[ConstantChange]) -> tuple[str, ...]:
     """Return the heads of `lines`."""
     return ("constant", *dict.fromkeys(move.workload for move in found), "all", "most")
 
 
-def print_moves(console: Console, found: Sequence[Move]) -> None:
+def print_moves(console: Console, found: Sequence[ConstantChange]) -> None:
     """Print the moves as a table."""
     title = "p90 TTFT and p90 end-to-end against the value in the code"
-    console.print(drawn(heads(found), lines(found), title, left={"constant"}, no_wrap=False))
+    console.print(build_table(heads(found), lines(found), title, left={"constant"}, no_wrap=False))

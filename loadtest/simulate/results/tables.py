@@ -16,9 +16,20 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.common.report import Row, drawn
-from loadtest.simulate.results.claims import E2E, FIGURES, OUTPUT, TTFT, WARM, WITHIN, Figure, got_text, missed, worst
-from loadtest.simulate.scenarios.table import LOADS
+from loadtest.common.report import Row, build_table
+from loadtest.simulate.results.claims import (
+    E2E,
+    FIGURES,
+    OUTPUT,
+    TTFT,
+    WARM,
+    WITHIN,
+    Figure,
+    got_text,
+    list_missed,
+    worst,
+)
+from loadtest.simulate.scenarios.registry import LOADS
 
 BOUND = " (bound)"
 
@@ -76,7 +87,7 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
     ]
     sign = -1 if figure.more_is_better else 1
     bests = [
-        min((sign * figure.of(row) for name, row in column.items() if name not in bounds), default=None)
+        min((sign * figure.get_value(row) for name, row in column.items() if name not in bounds), default=None)
         for column in columns
     ]
     lines = []
@@ -94,7 +105,7 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
 
 def mean_of(rows: Iterable[Row], figure: Figure) -> float:
     """Return the geometric mean of a figure over rows."""
-    return exp(fmean(log(figure.of(row)) for row in rows))
+    return exp(fmean(log(figure.get_value(row)) for row in rows))
 
 
 SHOWS = {
@@ -107,7 +118,7 @@ SHOWS = {
 def _cell(row: Row | None, figure: Figure, best: float | None) -> Cell:
     if row is None or getattr(row, figure.field) is None:
         return Cell("-")
-    return Cell(_text(row, figure), figure.of(row) == best)
+    return Cell(_text(row, figure), figure.get_value(row) == best)
 
 
 def _text(row: Row, figure: Figure) -> str:
@@ -125,7 +136,7 @@ def seconds(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Ranking:
     """A policy over all workloads, loads and seeds."""
 
     policy: str
@@ -151,16 +162,16 @@ STANDING_HEADS = (
 )
 
 
-def standings(rows: Sequence[Row]) -> list[Standing]:
+def standings(rows: Sequence[Row]) -> list[Ranking]:
     """Return the standing of all policies that ran in every cell, bounds first, then the best; rows are single runs."""
     rows = [row for row in rows if row.seed is not None and row.goal is None and row.case is None]
     by_policy: dict[str, list[Row]] = {}
     for row in rows:
         by_policy.setdefault(row.policy or "", []).append(row)
     runs = len({(row.workload, row.load_name, row.seed) for row in rows})
-    near = _near(rows)
+    near = _count_near_best(rows)
     found = [
-        Standing(
+        Ranking(
             name,
             mean_of(same, TTFT),
             mean_of(same, E2E),
@@ -175,7 +186,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
     return sorted(found, key=lambda standing: (not standing.bound, standing.p90_s))
 
 
-def _near(rows: Sequence[Row]) -> Counter[str]:
+def _count_near_best(rows: Sequence[Row]) -> Counter[str]:
     """Count, by policy, the cells in which it is near the best; upper bounds do not count as best."""
     cells: dict[tuple[str | None, str | None], dict[str, list[Row]]] = {}
     for row in rows:
@@ -211,7 +222,7 @@ def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def print_standings(console: Console, rows: Sequence[Row]) -> None:
     """Print one table over everything."""
-    console.print(drawn(STANDING_HEADS, standing_lines(rows), "all workloads, loads and seeds"))
+    console.print(build_table(STANDING_HEADS, standing_lines(rows), "all workloads, loads and seeds"))
 
 
 def print_grids(console: Console, rows: Sequence[Row]) -> None:
@@ -236,7 +247,7 @@ def _piece(grid: Grid, first: int, last: int) -> Table:
         (name, *(f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells[first:last]))
         for name, cells in grid.lines
     ]
-    return drawn(("policy", *grid.heads[first:last]), texts, f"load: {grid.load}; {grid.shows}")
+    return build_table(("policy", *grid.heads[first:last]), texts, f"load: {grid.load}; {grid.shows}")
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -263,4 +274,4 @@ def verdict_lines(judged: Sequence[Row], *, missed_too: bool = True) -> list[str
         count = "not judged" if same[0].ok is None else f"{kept} of {len(same)} hold"
         last = worst(same)
         lines.append(f"{goal}: {count}; the worst is {got_text(last)} ({last.workload}, {last.load_name})")
-    return [*lines, *(f"missed: {line}" for line in missed(judged))] if missed_too else lines
+    return [*lines, *(f"missed: {line}" for line in list_missed(judged))] if missed_too else lines

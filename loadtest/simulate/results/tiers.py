@@ -15,15 +15,15 @@ from statistics import fmean
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
-from loadtest.engine.host_tier import TierLimits
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules.tier_credit import TierCredit
+from loadtest.common.report import Row, build_table
+from loadtest.fake_engine.host_tier import TierLimits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies.tier_credit import TierCredit
+from loadtest.simulate.results.metrics import row_of
+from loadtest.simulate.results.race import freeze_objects
 from loadtest.simulate.scenarios.scenario import LOADS
-from loadtest.simulate.scenarios.tiered import TIER, churn
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.world import World
+from loadtest.simulate.scenarios.tiers import TIER, churn
 from router.core.placement.policies import Policy
 from router.core.placement.policies.warm import Warm
 
@@ -69,13 +69,13 @@ class TierJob:
 def run_tiers(job: TierJob) -> list[Row]:
     """Return a row for each price, in their order."""
     limits = TierLimits(TIER * KV_TOKENS, FLOOR_S, LINKS[job.link] * PREFILL_TOKEN_S)
-    setting = Setting(replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=limits)
+    setting = ClusterSpec(replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=limits)
     warm_up, requests = WARM_UP * job.replicas, job.requests * job.replicas
     scenario, rows = churn(job.load, setting, warm_up=warm_up, requests=requests), list[Row]()
-    with settled():
+    with freeze_objects():
         for price in job.prices:
             told = replace(scenario.setting, tier_told=price != UNTOLD)
-            result = World(scenario.workload, told, PRICES[price]).run()
+            result = Simulation(scenario.workload, told, PRICES[price]).run()
             row = row_of(replace(scenario, setting=told), result)
             ttfts_s = [each.ttft_s for each in result.sent[warm_up:] if each.ttft_s is not None]
             row.workload, row.policy, row.case, row.seed = "tier_churn", price, job.link, job.seed
@@ -119,7 +119,7 @@ def _cell(means: dict[str, float], price: str) -> str:
 def print_tiers(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
     title = "what a token in a tier counts as: means over seeds; ** more than 3 % below a free hit"
-    made = drawn(HEADS, (), title, left={HEADS[0], "load", "figure, s"}, no_wrap=False)
+    made = build_table(HEADS, (), title, left={HEADS[0], "load", "figure, s"}, no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)

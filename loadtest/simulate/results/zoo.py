@@ -21,14 +21,14 @@ from itertools import chain
 
 from rich.console import Console
 
-from loadtest.common.report import Row, drawn
-from loadtest.engine.zoo.member import Member
-from loadtest.engine.zoo.members import MEMBERS
-from loadtest.simulate.results.race import settled
+from loadtest.common.report import Row, build_table
+from loadtest.fake_engine.zoo.member import Member
+from loadtest.fake_engine.zoo.members import MEMBERS
+from loadtest.simulate.engine.with_admission import SimulationWithAdmission
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.results.race import freeze_objects
 from loadtest.simulate.scenarios import zoo
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.admitted import AdmittedWorld
-from loadtest.simulate.world.world import World
 from router.core.placement.policies import POLICIES
 
 REQUESTS, LOADS, SEEDS = 800, ("below", "at"), (1, 2, 3, 4, 5)
@@ -55,11 +55,11 @@ def run_zoo(job: ZooJob) -> list[Row]:
 
 def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
     """Return the rows of `run_zoo` for any member."""
-    with settled():
+    with freeze_objects():
         shown = dict[str, tuple[float, float]]()
         for events in (False, True):
             right, own = (
-                predicted(
+                measure_predictions(
                     zoo.alike(member, job.load, seed, job.requests, right_page=page, events=events)
                     for seed in job.seeds
                 )
@@ -86,10 +86,10 @@ def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
     ]
 
 
-def predicted(scenarios: Iterable[Scenario]) -> tuple[float, float]:
+def measure_predictions(scenarios: Iterable[Scenario]) -> tuple[float, float]:
     """Return two parts of all prompt tokens that engines found cached: the correctly predicted tokens, and the tokens
     that were predicted and not found."""
-    runs = (World(each.workload, each.setting, POLICIES["warm"]).run() for each in scenarios)
+    runs = (Simulation(each.workload, each.setting, POLICIES["warm"]).run() for each in scenarios)
     found = foretold = unfound = 0
     for sent in chain.from_iterable(run.sent for run in runs):
         if sent.lease is None or sent.failure:
@@ -105,7 +105,7 @@ def predicted(scenarios: Iterable[Scenario]) -> tuple[float, float]:
 
 def least_share(scenario: Scenario) -> float:
     """Return the requests of the replica with the fewest, as a part of an equal share."""
-    result = AdmittedWorld(scenario.workload, scenario.setting, POLICIES["warm"], {}).run()
+    result = SimulationWithAdmission(scenario.workload, scenario.setting, POLICIES["warm"], {}).run()
     counts = Counter(sent.lease.replica for sent in result.sent if sent.lease is not None)
     names = [scenario.setting.name(number) for number in range(scenario.setting.replicas)]
     return min(counts[name] for name in names) * len(names) / len(result.sent)
@@ -137,4 +137,6 @@ def _percent(part: float | None) -> str:
 
 def print_zoo(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
-    console.print(drawn(HEADS, lines(rows), "engines of the zoo", left={"engine", "load", "verdict"}, no_wrap=False))
+    console.print(
+        build_table(HEADS, lines(rows), "engines of the zoo", left={"engine", "load", "verdict"}, no_wrap=False)
+    )

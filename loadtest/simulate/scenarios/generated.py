@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.common.traces import Request
+from loadtest.simulate.engine.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, SettingError
+from loadtest.simulate.engine.workload import MODEL, SimRequest, open_workload, prepare
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
-from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens
-from loadtest.simulate.world.setting import Setting, SettingError
-from loadtest.simulate.world.turns import MODEL, Turn, open_workload, prepare
 
 PIECE_TOKENS = 400
 OWN_PIECES = 1_000_000
@@ -54,7 +54,7 @@ def turns_of(
     parts: Iterable[Pieces],
     times_s: Iterable[float],
     model_of: Callable[[Request], str] = lambda _: MODEL,
-) -> list[Turn]:
+) -> list[SimRequest]:
     """Return the requests as turns, each in a session of its own."""
     pairs = [
         (str(number), request(namespace, part, at_s))
@@ -72,11 +72,11 @@ def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -
     return times
 
 
-def loaded(
+def scale_to_load(
     name: str,
     load: str,
-    turns: list[Turn],
-    setting: Setting,
+    turns: list[SimRequest],
+    setting: ClusterSpec,
     ttft_limit_s: float,
     *,
     cache_share: float = CACHE_SHARE,
@@ -91,7 +91,7 @@ def loaded(
 def scenario(
     name: str,
     load: str,
-    setting: Setting,
+    setting: ClusterSpec,
     part: Callable[[random.Random, int], Pieces],
     *,
     requests: int = REQUESTS,
@@ -102,7 +102,7 @@ def scenario(
     rng = random.Random(name_of_seed)
     parts = [part(rng, number) for number in range(requests)]
     turns = turns_of(name_of_seed, parts, poisson(rng, requests, 1.0))
-    return loaded(name, load, turns, setting, ttft_limit_s)
+    return scale_to_load(name, load, turns, setting, ttft_limit_s)
 
 
 # llm-d's "73-capacity" ladder (guide_optimized-baseline_1) has 150 groups of 5 prompts, with 6,000 tokens of system
@@ -158,7 +158,7 @@ def ladder_of(
     parts = _ladder_parts(len(times), honest=honest)
     turns = turns_of(f"{name}:{seed}", deal(parts) if deal is not None else parts, times)
     workload = open_workload(name, turns, BLOCK_TOKENS, warm_up=warm_up)
-    return Scenario(workload, Setting(seed=seed), max(rate for rate, _ in stages), "requests/s")
+    return Scenario(workload, ClusterSpec(seed=seed), max(rate for rate, _ in stages), "requests/s")
 
 
 def _stage(load: str) -> tuple[int, int]:
@@ -215,7 +215,7 @@ def ladder_full_published(_load: str, seed: int) -> Scenario:
 def one_group(load: str, seed: int) -> Scenario:
     """One prefix of 8,000 tokens for all and a short question each: a policy that follows the prefix makes a hot spot.
     Four replicas and short answers, so that the run is long beside an answer."""
-    setting = Setting(replicas=4, seed=seed)
+    setting = ClusterSpec(replicas=4, seed=seed)
     return scenario(
         "one_group", load, setting, lambda rng, n: Pieces(0, 20, n, rng.randint(1, 3), rng.randint(20, 100))
     )
@@ -227,12 +227,12 @@ def all_unique(load: str, seed: int) -> Scenario:
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 0, number, min(60, 1 + int(rng.lognormvariate(2.3, 0.9))), rng.randint(50, 500))
 
-    return scenario("all_unique", load, Setting(seed=seed), part)
+    return scenario("all_unique", load, ClusterSpec(seed=seed), part)
 
 
 def working_set_3x(load: str, seed: int) -> Scenario:
     """Groups requested uniformly, with prefixes that are together three times as large as the fleet's caches."""
-    setting, prefix_pieces = Setting(seed=seed), 30
+    setting, prefix_pieces = ClusterSpec(seed=seed), 30
     groups = 3 * fleet_kv_tokens(setting) // (prefix_pieces * PIECE_TOKENS)
 
     def part(rng: random.Random, number: int) -> Pieces:
@@ -248,7 +248,7 @@ def decode_heavy(load: str, seed: int) -> Scenario:
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(rng.randrange(40), 2, number, rng.randint(3, 12), rng.randint(400, 1_200))
 
-    return scenario("decode_heavy", load, Setting(replicas=4, seed=seed), part)
+    return scenario("decode_heavy", load, ClusterSpec(replicas=4, seed=seed), part)
 
 
 def long_prompts(load: str, seed: int) -> Scenario:
@@ -261,7 +261,7 @@ def long_prompts(load: str, seed: int) -> Scenario:
         document = rng.randrange(len(lengths))
         return Pieces(document, lengths[document], number, 1, rng.randint(50, 350))
 
-    return scenario("long_prompts", load, Setting(seed=seed), part, requests=requests, ttft_limit_s=5.0)
+    return scenario("long_prompts", load, ClusterSpec(seed=seed), part, requests=requests, ttft_limit_s=5.0)
 
 
 BURST, BETWEEN_BURSTS = 16, 84
@@ -287,4 +287,4 @@ def cold_burst(load: str, seed: int) -> Scenario:
             parts.append(Pieces(rng.randrange(100), SYSTEM_PIECES, number, QUESTION_PIECES, rng.randint(50, 350)))
             times.append(now_s)
     turns = turns_of(f"cold_burst:{seed}", parts, times)
-    return loaded("cold_burst", load, turns, Setting(seed=seed), 5.0)
+    return scale_to_load("cold_burst", load, turns, ClusterSpec(seed=seed), 5.0)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.fake_engine.calibration import CALIBRATIONS
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
+from loadtest.simulate.engine.machine import Machine
+from loadtest.simulate.engine.workload import MODEL
 from loadtest.simulate.scenarios import generated
 from loadtest.simulate.scenarios.generated import Pieces
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.machine import Machine
-from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.turns import MODEL
 
 REQUESTS = 800
 Part = Callable[[random.Random, int], Pieces]
@@ -57,11 +57,11 @@ def _fleet(
     replicas: int = 8,
     kv_tokens: int | None = None,
 ) -> Scenario:
-    setting = Setting(seed=seed, replicas=replicas, machines=machines, kv_tokens=kv_tokens)
+    setting = ClusterSpec(seed=seed, replicas=replicas, machines=machines, kv_tokens=kv_tokens)
     return generated.scenario(name, load, setting, part, requests=REQUESTS)
 
 
-def during(made: Scenario, faults: Callable[[float], tuple[Fault, ...]]) -> Scenario:
+def add_faults(made: Scenario, faults: Callable[[float], tuple[Fault, ...]]) -> Scenario:
     """Return the scenario with faults, at times that are computed from the arrival of its last request."""
     last_s = max(turn.at_s for session in made.workload.sessions for turn in session)
     return replace(made, setting=replace(made.setting, faults=faults(last_s)))
@@ -143,7 +143,7 @@ def odd_two_models(load: str, seed: int) -> Scenario:
     (Llama-3.1-8B's on an A100) with longer answers, 200 to 600 tokens; 60 groups and 30."""
     name, other = f"odd_two_models:{seed}", CALIBRATIONS["llama-3.1-8b-a100"]
     machines = (Machine(model=SECOND_MODEL),) * 3
-    setting = Setting(seed=seed, machines=machines, others=(other,) * len(machines))
+    setting = ClusterSpec(seed=seed, machines=machines, others=(other,) * len(machines))
     first = groups_of("odd_two_models", seed, 60)
     second = groups_of("odd_two_models:second", seed, 30, (4, 20), (1, 3), (200, 600))
     rng, parts = random.Random(name), list[Pieces]()
@@ -155,7 +155,7 @@ def odd_two_models(load: str, seed: int) -> Scenario:
             parts.append(first(rng, number))
     times = generated.poisson(rng, REQUESTS, 1.0)
     turns = generated.turns_of(name, parts, times, _model_of)
-    return generated.loaded("odd_two_models", load, turns, setting, 2.0)
+    return generated.scale_to_load("odd_two_models", load, turns, setting, 2.0)
 
 
 def _model_of(request: Request) -> str:
@@ -177,7 +177,7 @@ def odd_cold_join(load: str, seed: int) -> Scenario:
         return Pieces(0, 60, number, rng.randint(3, 10), rng.randint(30, 150))
 
     made = _fleet("odd_cold_join", load, seed, part, replicas=6)
-    return during(made, lambda last_s: (Fault("join", JOINS_AT * last_s, 5),))
+    return add_faults(made, lambda last_s: (Fault("join", JOINS_AT * last_s, 5),))
 
 
 STEPS = ((0.15, 1.3), (0.25, 1.6), (0.35, 2.0), (0.65, 1.5), (0.75, 1.0))
@@ -206,4 +206,4 @@ def odd_drift(load: str, seed: int) -> Scenario:
         begins, ends_at, factor = FASTER
         return (*steps, Fault("slow", last_s * begins, DRIFTING, last_s * (ends_at - begins), factor))
 
-    return during(_fleet("odd_drift", load, seed, part), faults)
+    return add_faults(_fleet("odd_drift", load, seed, part), faults)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from loadtest.common.runs import block_count
 from loadtest.common.traces import Request, Session, Trace, read_trace, shipped_trace
+from loadtest.simulate.engine.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.workload import SimRequest, Workload, open_workload, prepare
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, LOADS, TUNE_SEEDS, Scenario, in_half
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
 
 BLOCK_TOKENS = 64
 THINK_MAX_S = 60.0
@@ -59,9 +59,9 @@ def mooncake(load: str, seed: int) -> Scenario:
     time."""
     rate = LOADS[load] * _mooncake_rps(in_tuning=seed in TUNE_SEEDS)
     span_s = MOONCAKE_REQUESTS / rate
-    turns = _windowed(_conversations(seed), span_s, random.Random(f"mooncake:{seed}"))
+    turns = _sample_window(_conversations(seed), span_s, random.Random(f"mooncake:{seed}"))
     workload = open_workload("mooncake", turns, BLOCK_TOKENS)
-    return Scenario(workload, Setting(replicas=MOONCAKE_REPLICAS, seed=seed), rate, "requests/s", TTFT_LIMIT_S)
+    return Scenario(workload, ClusterSpec(replicas=MOONCAKE_REPLICAS, seed=seed), rate, "requests/s", TTFT_LIMIT_S)
 
 
 def _conversations(seed: int) -> list[list[Request]]:
@@ -76,16 +76,16 @@ def _mooncake_rps(*, in_tuning: bool) -> float:
     seed = TUNE_SEEDS[0] if in_tuning else CLAIM_SEEDS[0]
     rate = 1.0 * MOONCAKE_REPLICAS
     for _ in range(2):
-        turns = _windowed(_conversations(seed), MOONCAKE_REQUESTS / rate, random.Random(seed))
-        rate = capacity_rps(turns, Setting(replicas=MOONCAKE_REPLICAS), BLOCK_TOKENS)
+        turns = _sample_window(_conversations(seed), MOONCAKE_REQUESTS / rate, random.Random(seed))
+        rate = capacity_rps(turns, ClusterSpec(replicas=MOONCAKE_REPLICAS), BLOCK_TOKENS)
     return rate
 
 
-def _windowed(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Turn]:
+def _sample_window(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[SimRequest]:
     """Return requests within a span, from conversations in random order. Each conversation is shifted to a random
     start, such that any moment of it may be in the span. Requests outside of the span are left out."""
     picked: list[tuple[str, Request]] = []
-    for each in _by_chance(half, span_s, rng):
+    for each in _shuffle_weighted(half, span_s, rng):
         lasts_s = each[-1].at_s - each[0].at_s
         moved_s = rng.uniform(-lasts_s, span_s) - each[0].at_s
         due = ((request, request.at_s + moved_s) for request in each)
@@ -97,7 +97,7 @@ def _windowed(half: Sequence[Sequence[Request]], span_s: float, rng: random.Rand
     return prepare(picked, BLOCK_TOKENS, output_tokens_max=OUTPUT_TOKENS_MAX)
 
 
-def _by_chance(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Sequence[Request]]:
+def _shuffle_weighted(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Sequence[Request]]:
     """Return the conversations in a random order, in which a conversation is likelier to be early if more starts put it
     into the span. So a long one occurs more often than a short one (weighted sampling without replacement, Efraimidis
     and Spirakis)."""
@@ -110,7 +110,7 @@ def _by_chance(half: Sequence[Sequence[Request]], span_s: float, rng: random.Ran
 CLAUDE_REQUESTS = 1_200
 
 
-def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenario:
+def claude_code(load: str, seed: int, setting: ClusterSpec | None = None) -> Scenario:
     """Sessions of one half in random order, from their beginning. Prompts are 74,000 tokens long on average, nearly all
     of them already in the turn before: the limit of 2 s is for turns that are found cached.
 
@@ -123,11 +123,17 @@ def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenari
 @lru_cache(maxsize=1)  # about 60 MB; all scenarios with faults use the same sessions
 def _claude_code(load: str, seed: int) -> Scenario:
     half = [session for session in shipped_trace("claude_code_sessions").sessions if in_half(session.name, seed)]
-    return closed_scenario("claude_code", half, load, Setting(seed=seed), CLAUDE_REQUESTS)
+    return closed_scenario("claude_code", half, load, ClusterSpec(seed=seed), CLAUDE_REQUESTS)
 
 
 def closed_scenario(
-    name: str, sessions: Sequence[Session], load: str, setting: Setting, requests_max: int, *, ttft_limit_s: float = 2.0
+    name: str,
+    sessions: Sequence[Session],
+    load: str,
+    setting: ClusterSpec,
+    requests_max: int,
+    *,
+    ttft_limit_s: float = 2.0,
 ) -> Scenario:
     """Return sessions in closed loop. The load determines how many run at a time, the seed their order, and
     `requests_max` the number of requests."""
@@ -154,7 +160,7 @@ def closed_scenario(
     return Scenario(workload, setting, active, "sessions", ttft_limit_s)
 
 
-def sessions_sustained(sessions: Sequence[Session], setting: Setting) -> float:
+def sessions_sustained(sessions: Sequence[Session], setting: ClusterSpec) -> float:
     """Return the number of sessions with contexts that fit the fleet's caches together. With more sessions, one that
     thinks loses its cache to one that sends a request, and no router can keep all of them warm."""
     contexts = [request.input_tokens for session in sessions for request in session.requests]
@@ -176,7 +182,7 @@ def _endless(sessions: Sequence[Session]) -> Iterator[Session]:
 
 
 def trace_scenario(
-    path: Path, load: str, setting: Setting, *, requests_max: int, input_tokens_max: int | None = None
+    path: Path, load: str, setting: ClusterSpec, *, requests_max: int, input_tokens_max: int | None = None
 ) -> Scenario:
     """Return the first requests of a file, or all its sessions, of both halves of the data. An open trace's arrivals
     are stretched or compressed to the load's share of the cluster's capacity. Sessions are replayed in closed loop.

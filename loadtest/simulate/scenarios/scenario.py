@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Workload
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.workload import Workload
 
 LOADS = {"light": 0.15, "below": 0.6, "at": 1.0, "above": 1.4, "twice": 2.0}
 """Shares of a cluster's capacity."""
@@ -25,7 +25,7 @@ class Scenario:
     """Input of one run, the same for every row."""
 
     workload: Workload
-    setting: Setting
+    setting: ClusterSpec
     load: float
     load_unit: str
     """`requests/s` offered, or `sessions` active at a time."""

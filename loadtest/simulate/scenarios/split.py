@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
 from loadtest.simulate.scenarios.generated import Pieces
 from loadtest.simulate.scenarios.generated import scenario as made
 from loadtest.simulate.scenarios.recorded import claude_code
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.setting import Setting
 
 PROMPT_PIECES = (40, 60)
 """Pieces of a prompt, 400 tokens each: 20,000 on average."""
@@ -23,7 +23,7 @@ TTFT_LIMIT_S = 5.0
 """A prefill alone takes 1.5 s."""
 
 
-def prefill_heavy(load: str, setting: Setting, *, requests: int) -> Scenario:
+def prefill_heavy(load: str, setting: ClusterSpec, *, requests: int) -> Scenario:
     """Prompts of 20,000 tokens on average without a common prefix, answers of 300."""
 
     def part(rng: random.Random, number: int) -> Pieces:
@@ -32,7 +32,7 @@ def prefill_heavy(load: str, setting: Setting, *, requests: int) -> Scenario:
     return made("prefill_heavy", load, setting, part, requests=requests, ttft_limit_s=TTFT_LIMIT_S)
 
 
-def agents(load: str, setting: Setting, *, requests: int) -> Scenario:
+def agents(load: str, setting: ClusterSpec, *, requests: int) -> Scenario:
     """Sessions of Claude Code."""
     scenario = claude_code(load, setting.seed, setting)
     return replace(scenario, workload=replace(scenario.workload, requests_max=requests))

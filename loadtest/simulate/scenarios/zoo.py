@@ -1,18 +1,18 @@
-"""Fleets of the engines of the zoo (loadtest/engine/zoo). They differ in their metrics pages, and in the part of their
-cached tokens that they compute again."""
+"""Fleets of the engines of the zoo (loadtest/fake_engine/zoo). They differ in their metrics pages, and in the part of
+their cached tokens that they compute again."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from loadtest.engine.zoo.member import DENSE, Member
+from loadtest.fake_engine.zoo.member import DENSE, Member
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.machine import Machine
 from loadtest.simulate.scenarios import generated
 from loadtest.simulate.scenarios.generated import Pieces
 from loadtest.simulate.scenarios.odd import groups_of
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.machine import Machine
-from loadtest.simulate.world.setting import Setting
 
 REPLICAS, KV_TOKENS = 4, 100_000
 GROUPS = 40
@@ -25,7 +25,7 @@ def alike(
     more than all caches hold together. With `right_page` their metrics are those of the dense engine. With `events`
     routers follow KV events."""
     machine = Machine(member=member, page=DENSE if right_page else None)
-    setting = Setting(
+    setting = ClusterSpec(
         seed=seed,
         replicas=REPLICAS,
         kv_tokens=KV_TOKENS,
@@ -42,6 +42,6 @@ def one_among(member: Member, load: str, seed: int, requests: int) -> Scenario:
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(number, 0, number, rng.randint(1, 6), rng.randint(50, 350))
 
-    setting = Setting(seed=seed, replicas=REPLICAS, machines=(Machine(member=member),))
+    setting = ClusterSpec(seed=seed, replicas=REPLICAS, machines=(Machine(member=member),))
     made = generated.scenario("zoo_among", load, setting, part, requests=requests)
     return replace(made, workload=replace(made.workload, name="zoo_among"))

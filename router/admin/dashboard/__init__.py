@@ -2,9 +2,9 @@
 
 The page consists of files of this package, served unchanged. There is no build step and no external file, so the
 strictest Content-Security-Policy holds: no inline script or style, no connection except to the page's own origin. The
-files contain no secret, so they need no token, like `/healthz` (guard.py). All data comes from `/admin/observatory`,
-`/admin/series` and `/admin/decisions`, which need the token. Text that clients chose (names, labels) is put into the
-page as text only, in app.js and its modules.
+files contain no secret, so they need no token, like `/healthz` (access_control.py). All data comes from
+`/admin/observatory`, `/admin/series` and `/admin/decisions`, which need the token. Text that clients chose (names,
+labels) is put into the page as text only, in app.js and its modules.
 
 uplot.js and uplot.css are uPlot 1.6.32 as npm has it (MIT, uplot.LICENSE). Its 51 KB draw 720 points in a few
 milliseconds, with zoom, a cursor that all charts share, and axes of time. It makes no markup of text and sets styles
@@ -18,7 +18,7 @@ from functools import partial
 from hashlib import sha256
 from importlib import resources
 
-from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got
+from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route
 
 PAGE = "/dashboard"
 _TAG = re.compile(r'"([^"]*)"')  # an entity tag, weak or not (RFC 9110 section 8.8.3)
@@ -59,17 +59,17 @@ PATHS = frozenset({*_FILES, SLASHED})
 
 def routes() -> list[AdminRoute]:
     """Return the routes for the admin listener."""
-    return [got(SLASHED, _without_slash), *(got(path, partial(_file, path)) for path in sorted(_FILES))]
+    return [get_route(SLASHED, _redirect_to_page), *(get_route(path, partial(_file, path)) for path in sorted(_FILES))]
 
 
-async def _without_slash(_: AdminCall) -> AdminAnswer:
-    return AdminAnswer(308, headers={**HEADERS, "Location": f"..{PAGE}"})
+async def _redirect_to_page(_: AdminRequest) -> AdminResponse:
+    return AdminResponse(308, headers={**HEADERS, "Location": f"..{PAGE}"})
 
 
-async def _file(path: str, call: AdminCall) -> AdminAnswer:
+async def _file(path: str, call: AdminRequest) -> AdminResponse:
     content_type, body = _FILES[path]
     tag = sha256(body).hexdigest()[:16]
     headers = {**HEADERS, "ETag": f'"{tag}"'}
     if tag in _TAG.findall(call.header("If-None-Match")):
-        return AdminAnswer(304, headers=headers)
-    return AdminAnswer(200, body, content_type, headers)
+        return AdminResponse(304, headers=headers)
+    return AdminResponse(200, body, content_type, headers)

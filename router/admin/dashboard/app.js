@@ -67,7 +67,7 @@ function changed() {
   ask();
 }
 
-// Statuses of guard.py, and of a router without an observatory.
+// Statuses of access_control.py, and of a router without an observatory.
 function turnedAway({ status, message }) {
   const said = {
     400: ["That cannot be looked for", message],

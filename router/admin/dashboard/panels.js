@@ -111,6 +111,6 @@ export class Panels {
   misses() {
     const words = Object.entries(this.sum.misses).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([reason, tokens]) => `${named(reason)} ${count(tokens)}`);
     const values = ({ sum, over_s }) => Object.fromEntries(Object.entries(sum.misses).map(([reason, tokens]) => [reason, tokens / over_s]));
-    this.fill(this.reasons, values, `Tokens computed; most: ${words.join(", ") || "none"}.`);
+    this.fill(this.reasons, values, `RequestTokenizer computed; most: ${words.join(", ") || "none"}.`);
   }
 }

@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from router.admin.history.filters import DecisionFilter
-from router.admin.history.intervals import STEP_S, Sums, together
+from router.admin.history.intervals import STEP_S, Sums, merge
+from router.admin.history.query_filters import DecisionFilter
 
 # "wrmh", in the file's header: a file of another program is neither written to nor moved away
 APPLICATION_ID = 0x77726D68
@@ -58,12 +58,12 @@ CREATE TABLE IF NOT EXISTS intervals (
 """
 
 
-class NotOurs(Exception):
+class ForeignDatabase(Exception):
     """Raised for a file of another program or of another layout at the path. The file is not changed."""
 
 
 class HistoryFile:
-    """An open file. Its construction raises NotOurs, OSError and sqlite3.Error."""
+    """An open file. Its construction raises ForeignDatabase, OSError and sqlite3.Error."""
 
     def __init__(self, path: str, *, bytes_max: int, run: int) -> None:
         """`run` is the unique number of this run of the router. It distinguishes this run's intervals from those of
@@ -129,7 +129,7 @@ class HistoryFile:
             key = (step_s, at_s // step_s * step_s, self._run)
             query = "SELECT sums FROM intervals WHERE step_s = ? AND at_s = ? AND run = ?"
             known = self._db.execute(query, key).fetchone()
-            whole = together(_sums(known[0]), sums) if known else sums
+            whole = merge(_sums(known[0]), sums) if known else sums
             packed = msgspec.msgpack.encode(whole)
             self._db.execute("INSERT OR REPLACE INTO intervals VALUES (?, ?, ?, ?)", (*key, packed))
 
@@ -172,7 +172,7 @@ class HistoryFile:
         """Return matching decisions with a number below `before`, newest first: at most `limit`, and together at most
         `bytes_max` bytes except for the first. The second value is True if there are more. Raises
         sqlite3.OperationalError after READ_S."""
-        condition, values = wanted.where()
+        condition, values = wanted.to_sql()
         query = f"SELECT number FROM decisions WHERE number < ? AND {condition} ORDER BY number DESC LIMIT ?"  # noqa: S608 - ours
         until_s, found, size = time.monotonic() + READ_S, list[Read](), 0
         self._db.set_progress_handler(lambda: time.monotonic() > until_s, 20_000)
@@ -228,20 +228,21 @@ def _sums(packed: bytes) -> Sums:
 
 
 def _check(path: str) -> None:
-    """Raise NotOurs for a file that is neither empty nor a history, and OSError for a file that cannot be read."""
+    """Raise ForeignDatabase for a file that is neither empty nor a history, and OSError for a file that cannot be
+    read."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(100)
     except FileNotFoundError:
         return
     if head and (head[:16] != b"SQLite format 3\0" or int.from_bytes(head[68:72], "big") != APPLICATION_ID):
-        raise NotOurs("what is there is no history of warmroute's")
+        raise ForeignDatabase("what is there is no history of warmroute's")
     layout = int.from_bytes(head[60:64], "big")
     if layout not in (0, LAYOUT):
-        raise NotOurs(f"what is there has layout {layout}, and this version of warmroute keeps layout {LAYOUT}")
+        raise ForeignDatabase(f"what is there has layout {layout}, and this version of warmroute keeps layout {LAYOUT}")
 
 
-def set_aside(path: str) -> str:
+def quarantine(path: str) -> str:
     """Move a damaged file out of the way, in place of an earlier one. Returns its new name. Raises OSError."""
     new = f"{path}.damaged"
     Path(path).replace(new)
@@ -250,7 +251,7 @@ def set_aside(path: str) -> str:
     return new
 
 
-def words_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the reason that the file cannot be used, for people."""
     if isinstance(error, sqlite3.Error):
         name = str(getattr(error, "sqlite_errorname", ""))

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from router.core.facts.misses import Breakdown, Miss, TokenPlace
-from router.core.facts.placements import Ending, Receipt, Usage
-from router.core.observatory.ledger.sums import TTFT_S, percentile
+from router.core.insights.ledger.decaying_sums import TTFT_S, percentile
 from router.core.placement.spill import SpillCause
+from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
+from router.core.types.placements import EndReason, Receipt, Usage
 from router.telemetry.record import RequestRecord
 
 STEP_S = 5
@@ -31,10 +31,10 @@ Sums: TypeAlias = dict[str, float]
 _ITL_S = tuple(round(0.0005 * 1.25**step, 7) for step in range(45))  # bounds of buckets, to 9 s
 _BOUNDS: dict[str, Sequence[float]] = {"ttft": TTFT_S, "itl": _ITL_S, "e2e": TTFT_S, "waited": TTFT_S}
 _KEYS = {name: tuple(f"{name}:{n}" for n in range(len(bounds) + 1)) for name, bounds in _BOUNDS.items()}
-_MISSES = {miss: f"miss:{miss.value}" for miss in Miss}
-_PLACES = {place: f"place:{place.value}" for place in TokenPlace}
+_MISSES = {miss: f"miss:{miss.value}" for miss in MissReason}
+_PLACES = {place: f"place:{place.value}" for place in TokenFate}
 _HELD = {cause.value: f"held:{cause.value}" for cause in SpillCause}
-_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
+_HELD_ELSEWHERE = TokenFate.HELD_ELSEWHERE
 _PARTS = {"ttft": (0.5, 0.9, 0.99), "itl": (0.5, 0.9, 0.99), "e2e": (0.5, 0.9, 0.99), "waited": (0.9,)}
 _COUNTED = (
     "requests", "placed", "answered", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries",
@@ -46,7 +46,10 @@ _COUNTED = (
     _PROMPT, _COMPLETION, _PREDICTED, _HIT, _GENUINE, _REPLAY,
     _VERIFIED, _VERIFIED_HIT, _VERIFIED_PREDICTED,
 ) = range(len(_COUNTED))  # fmt: skip
-_OK, _CLIENT_LEFT = Ending.OK.value, Ending.CLIENT_LEFT.value  # looking up an enum's member costs as much as a call
+_OK, _CLIENT_LEFT = (
+    EndReason.OK.value,
+    EndReason.CLIENT_LEFT.value,
+)  # looking up an enum's member costs as much as a call
 
 
 class Intervals:
@@ -64,8 +67,8 @@ class Intervals:
     def _begin(self) -> None:
         self._counts = [0] * len(_COUNTED)
         self._load: Sums = {}
-        self._misses = dict.fromkeys(Miss, 0)
-        self._places = dict.fromkeys(TokenPlace, 0)
+        self._misses = dict.fromkeys(MissReason, 0)
+        self._places = dict.fromkeys(TokenFate, 0)
         self._held: dict[str, int] = {}  # tokens held elsewhere, by cause
         self._ttft, self._itl, self._e2e, self._waited = ([0] * len(keys) for keys in _KEYS.values())
 
@@ -91,9 +94,9 @@ class Intervals:
             if record.miss is not None:
                 self._tokens(record.miss, receipt, record.usage)
             if record.places is not None:
-                self._ended(record.places, record.miss)
+                self._add_token_fates(record.places, record.miss)
 
-    def _tokens(self, miss: Breakdown, receipt: Receipt, usage: Usage | None) -> None:
+    def _tokens(self, miss: TokenBreakdown, receipt: Receipt, usage: Usage | None) -> None:
         """Add a prompt's tokens: hits, and misses by reason."""
         counts, misses, predicted = self._counts, self._misses, receipt.predicted_cached_tokens
         counts[_PROMPT] += miss.prompt_tokens
@@ -107,7 +110,7 @@ class Intervals:
         for reason, tokens in miss.misses.items():
             misses[reason] += tokens
 
-    def _ended(self, ended: Mapping[TokenPlace, int], miss: Breakdown | None) -> None:
+    def _add_token_fates(self, ended: Mapping[TokenFate, int], miss: TokenBreakdown | None) -> None:
         """Add a prompt's tokens by place. Tokens that another replica holds are also added by the cause for which it
         was passed over."""
         places = self._places
@@ -120,9 +123,9 @@ class Intervals:
     def sample(self, in_flight: int, waiting: int) -> None:
         """Record the number of requests being answered, and how many of them wait in the router."""
         now = {"in_flight": in_flight, "waiting": waiting, "in_flight_max": in_flight, "waiting_max": waiting}
-        together(self._load, {"samples": 1, **now})
+        merge(self._load, {"samples": 1, **now})
 
-    def now(self) -> Sums:
+    def get_current(self) -> Sums:
         """Return the current interval."""
         sums: Sums = {name: value for name, value in zip(_COUNTED, self._counts, strict=True) if value}
         sums |= {_MISSES[miss]: tokens for miss, tokens in self._misses.items() if tokens}
@@ -138,15 +141,15 @@ class Intervals:
         number = int(now_s // STEP_S)
         if number <= self.number:
             return None
-        ended = (self.number, self.now())
+        ended = (self.number, self.get_current())
         self.over.append(ended)
         self.number = number
         self._begin()
         return ended
 
-    def all(self) -> list[tuple[int, Sums]]:
+    def list_intervals(self) -> list[tuple[int, Sums]]:
         """Return every interval with its number, oldest first, the current one last."""
-        return [*self.over, (self.number, self.now())]
+        return [*self.over, (self.number, self.get_current())]
 
 
 def _outcome(status: int, ending: str) -> int:
@@ -167,7 +170,7 @@ def _outcome(status: int, ending: str) -> int:
 # -- adding up -----------------------------------------------------------------------------------------------------
 
 
-def together(first: Sums, second: Mapping[str, float]) -> Sums:
+def merge(first: Sums, second: Mapping[str, float]) -> Sums:
     """Return the sum of both intervals; `first` is changed and returned."""
     for name, value in second.items():
         first[name] = max(first.get(name, 0), value) if name.endswith("_max") else first.get(name, 0) + value
@@ -182,7 +185,7 @@ def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int, st
         step = steps.get(at)
         if step is None:
             step = steps[at] = {}
-        together(step, sums)
+        merge(step, sums)
 
 
 def point(at_s: int, sums: Mapping[str, float] | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from router.admin.calls import JSON, AdminAnswer, AdminCall, AdminRoute, got
+from router.admin.page_table import JSON, AdminRequest, AdminResponse, AdminRoute, get_route
 
 PATH = "/admin/openapi.json"
 _DOCUMENT = resources.files(__name__).joinpath("openapi.json").read_bytes()
@@ -16,8 +16,8 @@ _DOCUMENT = resources.files(__name__).joinpath("openapi.json").read_bytes()
 
 def routes() -> list[AdminRoute]:
     """Return the routes for the admin listener."""
-    return [got(PATH, _document)]
+    return [get_route(PATH, _document)]
 
 
-async def _document(_: AdminCall) -> AdminAnswer:
-    return AdminAnswer(200, _DOCUMENT, JSON)
+async def _document(_: AdminRequest) -> AdminResponse:
+    return AdminResponse(200, _DOCUMENT, JSON)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got
 from router.admin.dashboard import HEADERS
+from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route
 
 PAGE, STYLE = "/runbook", "/runbook.css"
 PATHS = frozenset({PAGE, STYLE})
@@ -19,12 +19,12 @@ _PAGE, _STYLE = (_FOLDER.joinpath(name).read_bytes() for name in ("runbook.html"
 
 def routes() -> list[AdminRoute]:
     """Return the routes for the admin listener."""
-    return [got(PAGE, _page), got(STYLE, _style)]
+    return [get_route(PAGE, _page), get_route(STYLE, _style)]
 
 
-async def _page(_: AdminCall) -> AdminAnswer:
-    return AdminAnswer(200, _PAGE, "text/html; charset=utf-8", HEADERS)
+async def _page(_: AdminRequest) -> AdminResponse:
+    return AdminResponse(200, _PAGE, "text/html; charset=utf-8", HEADERS)
 
 
-async def _style(_: AdminCall) -> AdminAnswer:
-    return AdminAnswer(200, _STYLE, "text/css; charset=utf-8", HEADERS)
+async def _style(_: AdminRequest) -> AdminResponse:
+    return AdminResponse(200, _STYLE, "text/css; charset=utf-8", HEADERS)

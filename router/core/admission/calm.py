@@ -1,4 +1,4 @@
-"""Replicas that may take a request without a deadline while other requests have deadlines (deadlines.py).
+"""Replicas that may take a request without a deadline while other requests have deadlines (deadline_budget.py).
 
 A request that waits only for the deadlines of other tenants is never rejected for that reason:
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from math import inf
 
-from router.core.admission.deadlines import RESERVED_FROM, Deadlines
+from router.core.admission.deadline_budget import RESERVED_FROM, DeadlineReserve
 from router.core.admission.queue import FairQueue, Pool, Ticket
-from router.core.facts.requests import Priority
-from router.core.fleet.member import Member
-from router.core.learned import speeds
+from router.core.estimators import model_speeds
+from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
+from router.core.types.requests import Priority
 
 HELD_PART = 0.8  # share of the maximum wait for which a request may wait for other tenants' deadlines alone
 QUEUED_PART = 0.5  # share of the queue's capacity above which no request waits for them
@@ -31,14 +31,15 @@ limit with one."""
 class Calm:
     """Reads the fleet, the queue and the deadlines. `full` are replicas without capacity for any request."""
 
-    def __init__(self, router: Router, queue: FairQueue, deadlines: Deadlines) -> None:
+    def __init__(self, router: Router, queue: FairQueue, deadlines: DeadlineReserve) -> None:
         self._router, self._queue, self._deadlines = router, queue, deadlines
 
     def busy(
         self, pool: Pool, tenant: str, priority: Priority, full: set[str], now_s: float, *, others: bool = True
     ) -> set[str]:
         """Return the replicas that are full, or that must not take a tenant's request of this priority without a
-        deadline, or its prefill. Without `others` only the tenant's own deadlines count. Raises NoReplica and Shed."""
+        deadline, or its prefill. Without `others` only the tenant's own deadlines count. Raises NoReplicaReady and
+        Shed."""
         if not self._deadlines.any:
             return full
         members = self._router.who_may_prefill(*pool, now_s)
@@ -47,7 +48,7 @@ class Calm:
 
     def passed_over(self, pool: Pool, tenant: str, priority: Priority, full: set[str], now_s: float) -> set[str]:
         """Return the replicas to skip when a request without a deadline is placed: the busy ones, unless no replica
-        would be left. Raises NoReplica and Shed."""
+        would be left. Raises NoReplicaReady and Shed."""
         busy = self.busy(pool, tenant, priority, full, now_s)
         return busy if busy is full or self._router.has_room(*pool, now_s, busy) else full
 
@@ -57,7 +58,7 @@ class Calm:
         return len(queue) < QUEUED_PART * requests_max and queue.size_bytes < QUEUED_PART * bytes_max
 
     def has_calm(self, pool: Pool, oldest: Ticket, full: set[str], now_s: float, known: Known, *, others: bool) -> bool:
-        """True if there is capacity for a request without a deadline. Raises NoReplica and Shed.
+        """True if there is capacity for a request without a deadline. Raises NoReplicaReady and Shed.
 
         `known` contains the results since the last change. A pool that is calm by one limit is calm by every larger
         limit, and one that is not calm by one limit is not calm by any smaller one. So few examinations of the fleet
@@ -78,7 +79,7 @@ class Calm:
         return calm
 
     def _beyond(
-        self, pool: Pool, members: list[Member], full: set[str], limit_ms: float, reserved: int, now_s: float
+        self, pool: Pool, members: list[ReplicaState], full: set[str], limit_ms: float, reserved: int, now_s: float
     ) -> set[str]:
         if limit_ms == inf:
             return full
@@ -87,9 +88,9 @@ class Calm:
             calm.clear()
         return full.union(m.id for m in members if m.id not in calm)
 
-    def _backlog(self, pool: Pool, members: list[Member], now_s: float) -> float:
+    def _backlog(self, pool: Pool, members: list[ReplicaState], now_s: float) -> float:
         """Return the mean prefill per replica of a pool, waiting at the replicas and here, in units
-        (`Speeds.units`)."""
+        (`ModelSpeeds.units`)."""
         _, unit_ms = members[0].speeds.units()
         there = sum(m.pending_ms(now_s) for m in members) / unit_ms
-        return (there + self._queue.tokens(pool) / speeds.BACKLOG_TOKENS) / len(members)
+        return (there + self._queue.tokens(pool) / model_speeds.BACKLOG_TOKENS) / len(members)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from router.core.facts.requests import Priority
+from router.core.types.requests import Priority
 
 TENANTS_MAX = 4_096  # tenants with a remembered last turn
 PASSES_MAX = 15  # turns in a row in which urgent requests of a tenant pass its oldest one
@@ -58,7 +58,7 @@ class Ticket:
 _Fifo = dict[int, Ticket]  # number -> ticket, in the order of arrival
 
 
-class _Line:
+class _TenantQueue:
     """Tickets of one tenant in a lane, by order of arrival and by latest start."""
 
     __slots__ = ("_starts", "passed", "tickets")
@@ -87,7 +87,7 @@ class _Line:
             return None if urgent_only else oldest
         return oldest if self.passed >= PASSES_MAX else urgent
 
-    def served(self, ticket: Ticket) -> None:
+    def note_turn(self, ticket: Ticket) -> None:
         """Record that a ticket gets the turn. It must still be in the line."""
         self.passed = 0 if ticket.number == next(iter(self.tickets)) else self.passed + 1
 
@@ -105,10 +105,10 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PriorityLane:
     """Tenants of one pool and priority."""
 
-    tenants: dict[str, _Line] = field(default_factory=dict)
+    tenants: dict[str, _TenantQueue] = field(default_factory=dict)
     heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the oldest ticket, tenant
     listed: set[str] = field(default_factory=set)  # tenants in the heap
 
@@ -125,7 +125,7 @@ class FairQueue:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._waiting: _Fifo = {}
-        self._pools: dict[Pool, tuple[_Lane, ...]] = {}
+        self._pools: dict[Pool, tuple[_PriorityLane, ...]] = {}
         # For each priority: tenant -> its tickets in all pools.
         self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)
         self._counts = [0] * len(Priority)
@@ -145,7 +145,7 @@ class FairQueue:
         """Return the prompt tokens of the requests that wait in a pool."""
         return self._tokens.get(pool, 0)
 
-    def waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
+    def count_waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
         """Yield the number of waiting requests by pool and priority."""
         for pool, lanes in self._pools.items():
             for priority, lane in zip(Priority, lanes, strict=True):
@@ -215,7 +215,7 @@ class FairQueue:
                 if pool not in has_room:
                     has_room[pool] = room(pool)
                 if has_room[pool]:
-                    self._served(ticket)
+                    self._serve_ticket(ticket)
                     return ticket
         return None
 
@@ -226,7 +226,7 @@ class FairQueue:
             if ticket.priority is priority and self.remove(ticket):
                 yield ticket
 
-    def expired(self, before_s: float) -> Iterator[Ticket]:
+    def remove_expired(self, before_s: float) -> Iterator[Ticket]:
         """Remove and yield the tickets that arrived before this time."""
         for ticket in [each for each in self._waiting.values() if each.at_s <= before_s]:
             self.remove(ticket)
@@ -242,10 +242,10 @@ class FairQueue:
             self._starts[tenant] = max(self._virtual, self._starts.pop(tenant, 0.0))
         lanes = self._pools.get(ticket.pool)
         if lanes is None:
-            lanes = self._pools[ticket.pool] = tuple(_Lane() for _ in Priority)
+            lanes = self._pools[ticket.pool] = tuple(_PriorityLane() for _ in Priority)
         lane = lanes[priority]
         self._waiting[number] = ticket
-        lane.tenants.setdefault(tenant, _Line()).add(ticket)
+        lane.tenants.setdefault(tenant, _TenantQueue()).add(ticket)
         _enqueue(self._tenants[priority].setdefault(tenant, {}), ticket)
         if tenant not in lane.listed:
             lane.listed.add(tenant)
@@ -254,14 +254,14 @@ class FairQueue:
         self._tokens[ticket.pool] = self._tokens.get(ticket.pool, 0) + ticket.cost_tokens
         self._counts[priority] += 1
 
-    def _served(self, ticket: Ticket) -> None:
+    def _serve_ticket(self, ticket: Ticket) -> None:
         tenant, start = ticket.tenant, self._starts.pop(ticket.tenant)
         self._virtual = max(self._virtual, start)
         self._starts[tenant] = start + max(1, ticket.cost_tokens)  # appended after all others: the last to be dropped
         if len(self._starts) > TENANTS_MAX + len(self._waiting):
             idle = (name for name in self._starts if not any(name in fifos for fifos in self._tenants))
             del self._starts[next(idle)]
-        self._pools[ticket.pool][ticket.priority].tenants[tenant].served(ticket)
+        self._pools[ticket.pool][ticket.priority].tenants[tenant].note_turn(ticket)
         self.remove(ticket)
 
     def _heads(
@@ -286,7 +286,7 @@ class FairQueue:
             for entry in aside:
                 heappush(lane.heap, entry)
 
-    def _top(self, lane: _Lane) -> tuple[float, int, str] | None:
+    def _top(self, lane: _PriorityLane) -> tuple[float, int, str] | None:
         """Return the current first entry of the lane."""
         heap = lane.heap
         while heap:

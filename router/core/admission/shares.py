@@ -46,7 +46,7 @@ class Shares:
         self._all = _Use()
         self._uses: dict[str, _Use] = {}  # of tenants that are active or have leases
 
-    def asked(self, tenant: str, now_s: float) -> None:
+    def note_request(self, tenant: str, now_s: float) -> None:
         """Record a request of a tenant."""
         seen = self._seen
         seen.pop(tenant, None)
@@ -57,12 +57,12 @@ class Shares:
             if oldest in self._uses and not self._uses[oldest].open:
                 del self._uses[oldest]
 
-    def opened(self, tenant: str, now_s: float) -> None:
+    def on_lease_opened(self, tenant: str, now_s: float) -> None:
         """Record that a lease of the tenant was opened."""
         self._all.count(1, now_s)
         self._uses.setdefault(tenant, _Use(0, 0.0, now_s)).count(1, now_s)
 
-    def closed(self, tenant: str, now_s: float) -> None:
+    def on_lease_closed(self, tenant: str, now_s: float) -> None:
         """Record that a lease of the tenant was closed."""
         self._all.count(-1, now_s)
         use = self._uses[tenant]
@@ -70,14 +70,14 @@ class Shares:
         if not use.open and tenant not in self._seen:
             del self._uses[tenant]
 
-    def others_about(self, tenant: str, now_s: float) -> bool:
+    def has_other_tenants(self, tenant: str, now_s: float) -> bool:
         """True if another tenant sent a request recently."""
         for name in reversed(self._seen):
             if name != tenant:
                 return now_s - self._seen[name] <= SEEN_S
         return False
 
-    def kept(self, tenant: str, now_s: float) -> tuple[float, float]:
+    def compute_reserved(self, tenant: str, now_s: float) -> tuple[float, float]:
         """Return the places that are kept free for others by their use: by the larger of current and mean, and by the
         mean alone."""
         every, own = self._all, self._uses.get(tenant)

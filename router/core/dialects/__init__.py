@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from router.core.dialects.anthropic import Anthropic
-from router.core.dialects.base import Dialect
+from router.core.dialects.dialect import Dialect
 from router.core.dialects.openai import OpenAI
-from router.core.dialects.responses import Responses
+from router.core.dialects.responses_api import Responses
 from router.core.dialects.sglang import SGLang
-from router.core.prompts.bodies import BadBody
+from router.core.prompts.json_fields import InvalidBody
 
 OPENAI = OpenAI()
 ANTHROPIC = Anthropic()
@@ -24,9 +24,9 @@ PATHS: dict[str, Dialect] = {
 }
 
 
-def spoken_on(path: str) -> Dialect:
+def dialect_of(path: str) -> Dialect:
     """Return the dialect of a path, or of a path below it (/v1/messages/count_tokens). Any other path has OpenAI's."""
     return next((dialect for base, dialect in PATHS.items() if f"{path}/".startswith(f"{base}/")), OPENAI)
 
 
-__all__ = ["ANTHROPIC", "OPENAI", "PATHS", "RESPONSES", "SGLANG", "BadBody", "Dialect", "spoken_on"]
+__all__ = ["ANTHROPIC", "OPENAI", "PATHS", "RESPONSES", "SGLANG", "Dialect", "InvalidBody", "dialect_of"]

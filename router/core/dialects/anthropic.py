@@ -18,15 +18,15 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import errors, sse
-from router.core.dialects.base import Abort, UsageUnasked, abort_of
-from router.core.facts.placements import Ending, Usage
-from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts import agents, bodies
-from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical_messages import SEEN_AS, decode_loose, prompt_of, quick_ask
+from router.core.dialects.dialect import Abort, NoUsageRequest, abort_of
+from router.core.prompts import agent_headers, json_fields
+from router.core.prompts.canonical_messages import SEEN_AS, decode_loose, parse_quick, prompt_of
+from router.core.prompts.incremental_parse import BodyPrefixCache
+from router.core.prompts.json_fields import ABSENT, USAGE_BODY_BYTES_MAX
 from router.core.prompts.messages_fields import MessagesBody
 from router.core.prompts.template_messages import messages_input
+from router.core.types.placements import EndReason, Usage
+from router.core.types.requests import RequestSpec, TemplateInput
 
 
 class _Usage(msgspec.Struct):
@@ -65,37 +65,37 @@ _ERROR_TYPES = {
 _EARLY = frozenset((b"message_start", b"ping"))
 
 
-class Anthropic(UsageUnasked):
+class Anthropic(NoUsageRequest):
     """The Messages API."""
 
     name = "anthropic"
     says_done = False
     seen_as = SEEN_AS
 
-    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
-        no string."""
-        ask = quick_ask(body, keep, seen)
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: BodyPrefixCache | None = None) -> RequestSpec:
+        """Read the fields that placement needs. Raises InvalidBody for a body that is not a JSON object, or a model
+        that is no string."""
+        ask = parse_quick(body, keep, seen)
         if ask is not None:
             return ask
         fields = decode_loose(body)
-        model = bodies.model_of(fields.model)
+        model = json_fields.model_of(fields.model)
         prompt = prompt_of(fields)
-        session = bodies.as_type(str, fields.prompt_cache_key)
+        session = json_fields.decode_as(str, fields.prompt_cache_key)
         if session is None and prompt is None:
             # Often one id for all of a client's conversations: worth less than the beginning of the prompt.
-            user = (bodies.as_type(dict, fields.metadata) or {}).get("user_id")
+            user = (json_fields.decode_as(dict, fields.metadata) or {}).get("user_id")
             session = user if isinstance(user, str) else None
-        return Ask(
+        return RequestSpec(
             model=model,
             prompt=prompt,
-            stream=bodies.is_true(fields.stream),
-            salt=bodies.salt_of(fields.cache_salt),
+            stream=json_fields.is_true(fields.stream),
+            salt=json_fields.salt_of(fields.cache_salt),
             session=session,
-            output_tokens_max=bodies.positive(fields.max_tokens),
+            output_tokens_max=json_fields.positive(fields.max_tokens),
             wants_usage=True,
-            metadata=bodies.metadata_of(fields.metadata),
-            names=agents.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
+            metadata=json_fields.metadata_of(fields.metadata),
+            names=agent_headers.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
@@ -104,14 +104,14 @@ class Anthropic(UsageUnasked):
 
     def usage(self, body: bytes) -> Usage | None:
         """Return the token counts of an answer that did not stream."""
-        answer = bodies.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
+        answer = json_fields.decode_or_none(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
         return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
         """Return the token counts of the last `message_delta`. Prompt tokens may be in `message_start` only."""
         last: _Usage | None = None
         for data in sse.payloads_backwards(tail):
-            event = bodies.decoded(_decode_event, data) if b'"usage"' in data else None
+            event = json_fields.decode_or_none(_decode_event, data) if b'"usage"' in data else None
             if event is None:
                 continue
             if event.type == "message_delta" and last is None:
@@ -127,39 +127,39 @@ class Anthropic(UsageUnasked):
         """Return the status of an `event: error`, from its type. vLLM sends internal_error if its engine has failed."""
         if b'"error"' not in chunk[:4096]:
             return None
-        event = bodies.decoded(_decode_event, sse.first_payload(chunk))
+        event = json_fields.decode_or_none(_decode_event, sse.first_payload(chunk))
         if event is None:
             return None
-        if not bodies.given(event.error):
+        if not json_fields.has_value(event.error):
             return 500 if event.type == "error" else None
         return errors.status_of_raw(event.error)
 
-    def aborted(self, head: bytes) -> Abort | None:
+    def find_abort(self, head: bytes) -> Abort | None:
         """Return the outcome of an aborted answer. vLLM sends no stop_reason for it, and leaves the field out of a
         whole answer."""
         if not head.startswith(b"{") or _REASON.search(head):
             return None
-        event = bodies.decoded(_decode_event, head)
+        event = json_fields.decode_or_none(_decode_event, head)
         return abort_of(head) if event is not None and event.type == "message" else None
 
-    def begun(self, chunk: bytes) -> bool:
+    def has_output(self, chunk: bytes) -> bool:
         """True for events other than `message_start` and pings, which may come before prefill is done."""
-        return bodies.has_event_besides(_EARLY, chunk)
+        return json_fields.has_event_besides(_EARLY, chunk)
 
-    def ended(self, tail: bytes) -> Ending | None:
+    def find_ending(self, tail: bytes) -> EndReason | None:
         """Whole: `message_stop` after a `message_delta`. Its stop reason is null if vLLM has no value for it, such as
         for a repetition that it ended."""
         stopped = b'"message_delta"' in tail
         for data in sse.payloads_backwards(tail):
-            event = bodies.decoded(_decode_event, data)
+            event = json_fields.decode_or_none(_decode_event, data)
             if event is None:
                 continue
-            if bodies.given(event.error):
+            if json_fields.has_value(event.error):
                 return errors.ending_of(errors.status_of_raw(event.error), data)
             if event.type == "error":
-                return Ending.FAILED
+                return EndReason.FAILED
             if event.type == "message_stop" and stopped:
-                return Ending.OK
+                return EndReason.OK
         return None
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
@@ -177,4 +177,4 @@ def _counts(usage: _Usage | None) -> Usage | None:
         return None
     cached = usage.cache_read_input_tokens
     prompt = usage.input_tokens + max(0, cached or 0) + max(0, usage.cache_creation_input_tokens or 0)
-    return bodies.counts(prompt, usage.output_tokens, cached)
+    return json_fields.counts(prompt, usage.output_tokens, cached)

@@ -13,9 +13,9 @@ from http import HTTPStatus
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.placements import Ending
-from router.core.prompts import bodies
-from router.core.prompts.bodies import ABSENT
+from router.core.prompts import json_fields
+from router.core.prompts.json_fields import ABSENT
+from router.core.types.placements import EndReason
 
 WORD_CHARS_MAX = 128  # a longer word is not an error type
 
@@ -90,17 +90,17 @@ def status_of(error: ErrorFields) -> int:
         number = _number(raw)
         if number is not None and 400 <= number < 600:
             return number
-    return _of_words(error.type) or _of_words(error.code) or 500
+    return _parse_status_words(error.type) or _parse_status_words(error.code) or 500
 
 
 def status_of_raw(error: Raw) -> int:
     """Return the same for an undecoded error, which may not be an object."""
-    return status_of(bodies.decoded(_decode_flat, bytes(error)) or ErrorFields())
+    return status_of(json_fields.decode_or_none(_decode_flat, bytes(error)) or ErrorFields())
 
 
-def ending_of(status: int, event: bytes) -> Ending:
+def ending_of(status: int, event: bytes) -> EndReason:
     """Return the ending of a stream with an error of this status in this event."""
-    return Ending.FAILED if status >= 500 and not says_full(event) else Ending.REFUSED_BY_ENGINE
+    return EndReason.FAILED if status >= 500 and not says_full(event) else EndReason.REFUSED_BY_ENGINE
 
 
 def says_full(body: bytes) -> bool:
@@ -112,8 +112,8 @@ def is_error(body: bytes) -> bool:
     """True if the body is an error object of an engine: JSON with an `error`, or SGLang's flat form."""
     if len(body) > FULL_BYTES_MAX:
         return False
-    fields = bodies.decoded(_decode_any, body)
-    return fields is not None and (bodies.given(fields.error) or fields.object == "error")
+    fields = json_fields.decode_or_none(_decode_any, body)
+    return fields is not None and (json_fields.has_value(fields.error) or fields.object == "error")
 
 
 class _Any(msgspec.Struct):
@@ -125,16 +125,16 @@ _decode_any = msgspec.json.Decoder(_Any).decode
 
 
 def _number(raw: Raw) -> int | None:
-    number = bodies.as_type(int, raw)
+    number = json_fields.decode_as(int, raw)
     if number is not None:
         return number
-    text = bodies.as_type(str, raw)
+    text = json_fields.decode_as(str, raw)
     return int(text) if text is not None and len(text) == 3 and text.isascii() and text.isdigit() else None
 
 
-def _of_words(raw: Raw) -> int:
+def _parse_status_words(raw: Raw) -> int:
     """Return the status that the words stand for, 0 if they are unknown."""
-    text = bodies.as_type(str, raw)
+    text = json_fields.decode_as(str, raw)
     if text is None or len(text) > WORD_CHARS_MAX:
         return 0
     word = _NO_LETTER.sub("", text.lower()).removesuffix("exception").removesuffix("error")

@@ -13,15 +13,15 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import errors, sse
-from router.core.dialects.base import Abort, abort_of
-from router.core.facts.placements import Ending, Usage
-from router.core.facts.progress import is_progress
-from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts import agents, bodies
-from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical_openai import SEEN_AS, kept_ask, prompt_of, quick_ask
+from router.core.dialects.dialect import Abort, abort_of
+from router.core.prompts import agent_headers, json_fields
+from router.core.prompts.canonical_openai import SEEN_AS, parse_and_keep, parse_quick, prompt_of
+from router.core.prompts.incremental_parse import BodyPrefixCache
+from router.core.prompts.json_fields import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.prompts.template_chat import ChatBody, decode_openai, openai_input
+from router.core.types.placements import EndReason, Usage
+from router.core.types.progress import is_progress
+from router.core.types.requests import RequestSpec, TemplateInput
 
 
 class _Details(msgspec.Struct):
@@ -83,31 +83,32 @@ class OpenAI:
     says_done = True
     seen_as = SEEN_AS
 
-    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
-        no string."""
-        ask = kept_ask(path, body, seen) if keep else quick_ask(path, body, seen)
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: BodyPrefixCache | None = None) -> RequestSpec:
+        """Read the fields that placement needs. Raises InvalidBody for a body that is not a JSON object, or a model
+        that is no string."""
+        ask = parse_and_keep(path, body, seen) if keep else parse_quick(path, body, seen)
         if ask is not None:
             return ask
         fields = decode_openai(body)
-        model = bodies.model_of(fields.model)
-        options = bodies.as_type(dict, fields.stream_options)
-        adapter, adapters = bodies.adapter_of(fields.lora_path)
-        return Ask(
+        model = json_fields.model_of(fields.model)
+        options = json_fields.decode_as(dict, fields.stream_options)
+        adapter, adapters = json_fields.adapter_of(fields.lora_path)
+        return RequestSpec(
             model=model,
             prompt=prompt_of(path, fields),
-            stream=bodies.is_true(fields.stream),
-            salt=bodies.salt_of(fields.cache_salt)
-            + (bytes(fields.extra_key) if bodies.given(fields.extra_key) else b"")
+            stream=json_fields.is_true(fields.stream),
+            salt=json_fields.salt_of(fields.cache_salt)
+            + (bytes(fields.extra_key) if json_fields.has_value(fields.extra_key) else b"")
             + adapters,
-            session=bodies.as_type(str, fields.prompt_cache_key),
-            output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
-            stored=bodies.flag(fields.store),
-            response_id=bodies.as_type(str, fields.previous_response_id),
-            wants_usage=bodies.wants_usage(options),
-            metadata=bodies.metadata_of(fields.metadata),
+            session=json_fields.decode_as(str, fields.prompt_cache_key),
+            output_tokens_max=json_fields.positive(fields.max_completion_tokens)
+            or json_fields.positive(fields.max_tokens),
+            stored=json_fields.flag(fields.store),
+            response_id=json_fields.decode_as(str, fields.previous_response_id),
+            wants_usage=json_fields.wants_usage(options),
+            metadata=json_fields.metadata_of(fields.metadata),
             stream_options=options,
-            names=agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
+            names=agent_headers.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
             adapter=adapter,
             decoded=fields,
         )
@@ -134,29 +135,29 @@ class OpenAI:
         """Return the status of an error event such as `data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
-        event = bodies.decoded(_decode_error, sse.first_payload(chunk))
+        event = json_fields.decode_or_none(_decode_error, sse.first_payload(chunk))
         if event is None:
             return None
-        if bodies.given(event.error):
+        if json_fields.has_value(event.error):
             return errors.status_of_raw(event.error)
         is_flat = bytes(event.object) == b'"error"'
         return errors.status_of(errors.ErrorFields(event.type, event.code)) if is_flat else None
 
-    def aborted(self, head: bytes) -> Abort | None:
+    def find_abort(self, head: bytes) -> Abort | None:
         """Return the outcome of an answer with this finish reason. vLLM ends running requests with it, and status 200,
         at shutdown. Both engines use it for requests that an operator aborts."""
         return abort_of(head) if b'"abort"' in head and _ABORTED.search(head) else None
 
-    def begun(self, chunk: bytes) -> bool:
+    def has_output(self, chunk: bytes) -> bool:
         """True for events with data, which come only after prefill: vLLM sends its first one, with the role, together
         with the first token."""
         return is_progress(chunk)
 
-    def ended(self, tail: bytes) -> Ending | None:
+    def find_ending(self, tail: bytes) -> EndReason | None:
         """Whole: at least one choice has a finish reason, and so has every choice in the tail."""
         finished = b'"finish_reason"' in tail and _has_line(_FINISHED, tail)  # faster than the expression alone
         if (finished or _is_behind(tail)) and not _goes_on(tail):
-            return Ending.OK
+            return EndReason.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):
                 if (status := self.event_error(b"data: " + data)) is not None:
@@ -177,7 +178,7 @@ class OpenAI:
         """True for the extra event, which has usage and no choices."""
         if b'"usage"' not in event:
             return False
-        answer = bodies.decoded(_decode_answer, sse.payload(event))
+        answer = json_fields.decode_or_none(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and answer.choices == []
 
     def is_usage_unasked(self, event: bytes) -> bool:
@@ -185,7 +186,7 @@ class OpenAI:
         if a client requests `continuous_usage_stats`, and then the router requests no usage."""
         if _USAGE_GIVEN.search(event) is None:
             return False
-        answer = bodies.decoded(_decode_answer, sse.payload(event))
+        answer = json_fields.decode_or_none(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and bool(answer.choices)
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
@@ -224,7 +225,7 @@ def _goes_on(tail: bytes) -> bool:
         return False
     finished: set[int] = set()
     for data in sse.payloads_backwards(tail):
-        event = bodies.decoded(_decode_choices, data) if b'"hidden_states"' not in data else None
+        event = json_fields.decode_or_none(_decode_choices, data) if b'"hidden_states"' not in data else None
         for choice in event.choices if event is not None else ():
             if choice.finish_reason:
                 finished.add(choice.index)
@@ -240,8 +241,8 @@ def _usage(data: bytes) -> Usage | None:
     try:
         usage = _decode_counted(data).usage
     except UNREADABLE:
-        usage = bodies.cut_usage(_Usage, data)
+        usage = json_fields.cut_usage(_Usage, data)
     if usage is None:
         return None
     details = usage.prompt_tokens_details
-    return bodies.counts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+    return json_fields.counts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.replicas import Replica
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.json_fields import UNREADABLE
+from router.core.types.replicas import Replica
 
 TEXTS_MAX = 4_096  # texts, lists with texts and objects of one answer
 DEPTH_MAX = 8  # levels of lists and objects
@@ -67,7 +67,7 @@ class OwnHosts:
 
 def hosts_of(replica: str, address: str, peer: str) -> list[str]:
     """Return the hosts that are a replica's own: that of its URL, `peer` from which its answer came, and those of its
-    pod. The latter are its `address` (PrefillLeg.address) if that has no port."""
+    pod. The latter are its `address` (PrefillStage.address) if that has no port."""
     every = urlsplit(Replica(replica).url).hostname or "", *address.split(","), peer
     return [each for each in every if each]
 
@@ -76,7 +76,7 @@ class ForeignHost(Exception):
     """An answer names a host that is not its replica's own, or cannot be read."""
 
 
-def repeated(params: bytes, own: Iterable[str], listed: OwnHosts) -> bytes:
+def check_transfer_params(params: bytes, own: Iterable[str], listed: OwnHosts) -> bytes:
     """Return the part of a prefill stage's answer that the decode stage repeats: the same fields and values. Raises
     ForeignHost."""
     try:

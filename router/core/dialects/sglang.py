@@ -19,16 +19,16 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.dialects import errors, sse
-from router.core.dialects.base import Abort, UsageUnasked, abort_of
-from router.core.facts.placements import Ending, Usage
-from router.core.facts.progress import is_progress
-from router.core.facts.requests import Ask, Prompt, TemplateInput
-from router.core.prompts import bodies
-from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
+from router.core.dialects.dialect import Abort, NoUsageRequest, abort_of
+from router.core.prompts import json_fields
 from router.core.prompts.canonical import OPAQUE_REPEATS
 from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_ids, decode_text, decode_texts, only_text
+from router.core.prompts.incremental_parse import BodyPrefixCache
+from router.core.prompts.json_fields import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.prompts.slices import read, utf8
+from router.core.types.placements import EndReason, Usage
+from router.core.types.progress import is_progress
+from router.core.types.requests import Prompt, RequestSpec, TemplateInput
 
 OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of SGLang's srt/sampling/sampling_params.py
 
@@ -90,28 +90,28 @@ _FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"[^"]|\{\s*")')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
-class SGLang(UsageUnasked):
+class SGLang(NoUsageRequest):
     """SGLang's `/generate`."""
 
     name = "sglang"
     says_done = True
     seen_as = (b"", b"")
 
-    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
-        no string."""
-        fields = bodies.decode_body(_BODY, body)
-        adapter, adapters = bodies.adapter_of(fields.lora_path)
-        sampling = bodies.as_type(_Sampling, fields.sampling_params) or _Sampling()
-        return Ask(
-            model=bodies.model_of(fields.model),
+    def parse(self, path: str, body: bytes, *, keep: bool = True, seen: BodyPrefixCache | None = None) -> RequestSpec:
+        """Read the fields that placement needs. Raises InvalidBody for a body that is not a JSON object, or a model
+        that is no string."""
+        fields = json_fields.decode_body(_BODY, body)
+        adapter, adapters = json_fields.adapter_of(fields.lora_path)
+        sampling = json_fields.decode_as(_Sampling, fields.sampling_params) or _Sampling()
+        return RequestSpec(
+            model=json_fields.model_of(fields.model),
             prompt=_prompt(fields),
-            stream=bodies.is_true(fields.stream),
+            stream=json_fields.is_true(fields.stream),
             salt=_salt(fields) + adapters,
-            session=bodies.as_type(str, fields.session_id)
-            or bodies.as_type(str, fields.conversation_id)
+            session=json_fields.decode_as(str, fields.session_id)
+            or json_fields.decode_as(str, fields.conversation_id)
             or _held_by(fields),
-            output_tokens_max=bodies.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
+            output_tokens_max=json_fields.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
             wants_usage=True,
             adapter=adapter,
         )
@@ -119,17 +119,17 @@ class SGLang(UsageUnasked):
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
         """Return the one prompt of the body. None for several, for media, and for sessions kept by the engine. None
         also with `extra_key`: SGLang 0.5.23 publishes such blocks as if they had no key."""
-        fields = bodies.decoded(_BODY.decode, body) or _Body()
-        each = any(bodies.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
+        fields = json_fields.decode_or_none(_BODY.decode, body) or _Body()
+        each = any(json_fields.decode_as(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
         if (
             each
-            or any(map(bodies.given, (fields.input_embeds, fields.extra_key, fields.logprob_start_len)))
+            or any(map(json_fields.has_value, (fields.input_embeds, fields.extra_key, fields.logprob_start_len)))
             or _held_by(fields)
             or _media(fields)
         ):
             return None
         try:
-            if bodies.given(fields.input_ids):
+            if json_fields.has_value(fields.input_ids):
                 given = Given(one_kind=True)
                 given.read(fields.input_ids, decode_ids)
                 return TemplateInput(ids=given.id_bytes()) if given.flat or given.lists == 1 else None
@@ -144,7 +144,7 @@ class SGLang(UsageUnasked):
         prompts look like those of several answers to one (`n`)."""
         if len(body) > USAGE_BODY_BYTES_MAX:
             return None
-        answers = bodies.decoded(_decode_answers, body)
+        answers = json_fields.decode_or_none(_decode_answers, body)
         if isinstance(answers, list):
             return _counts(answers[0].meta_info) if len(answers) == 1 else None
         return _counts(answers.meta_info) if answers else None
@@ -154,8 +154,8 @@ class SGLang(UsageUnasked):
         beginning."""
         for data in sse.payloads_backwards(tail):
             if b'"meta_info"' in data:
-                answer = bodies.decoded(_decode_answer, data) or _cut(data)
-                return _counts(answer.meta_info) if answer and not bodies.given(answer.index) else None
+                answer = json_fields.decode_or_none(_decode_answer, data) or _cut(data)
+                return _counts(answer.meta_info) if answer and not json_fields.has_value(answer.index) else None
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
@@ -163,10 +163,10 @@ class SGLang(UsageUnasked):
         error's status."""
         if not chunk.startswith(b"data:") or (b'"error"' not in chunk[:4096] and _ABORT not in chunk):
             return None
-        event = bodies.decoded(_decode_answer, sse.first_payload(chunk))
+        event = json_fields.decode_or_none(_decode_answer, sse.first_payload(chunk))
         if event is None:
             return None
-        if bodies.given(event.error):
+        if json_fields.has_value(event.error):
             return errors.status_of_raw(event.error)
         if event.object == "error":
             return errors.status_of(errors.ErrorFields(event.type, event.code))
@@ -174,33 +174,33 @@ class SGLang(UsageUnasked):
         code = finish.status_code if finish.type == "abort" else None
         return code if code is not None and 400 <= code < 600 else None
 
-    def aborted(self, head: bytes) -> Abort | None:
+    def find_abort(self, head: bytes) -> Abort | None:
         """Return the outcome of an answer with finish reason `abort`. None if the request is at fault (SGLang,
         schedule_batch.py, FINISH_ABORT). An abort without a status was requested."""
         if _ABORT not in head:
             return None
         data = sse.first_payload(head) if head.startswith(b"data:") else head
-        answers = bodies.decoded(_decode_answers, data)
+        answers = json_fields.decode_or_none(_decode_answers, data)
         ends = [_finish(answer) for answer in (answers if isinstance(answers, list) else [answers] if answers else [])]
         statuses = [end.status_code or 0 for end in ends if end.type == "abort"]
         if any(status >= 500 for status in statuses):
             return Abort.FAILED
         return abort_of(head) if any(status < 400 for status in statuses) else None
 
-    def begun(self, chunk: bytes) -> bool:
+    def has_output(self, chunk: bytes) -> bool:
         """True for an event with data: the first event carries the first token."""
         return is_progress(chunk)
 
-    def ended(self, tail: bytes) -> Ending | None:
+    def find_ending(self, tail: bytes) -> EndReason | None:
         """Whole: at least one answer has a finish reason, other than an error's status."""
         reason = _FINISHED.search(tail)
         finished = reason is not None and sse.line_ends(tail, reason.end())  # the event is complete
         if finished and _ABORT not in tail:
-            return Ending.OK
+            return EndReason.OK
         for data in sse.payloads_backwards(tail):
             if (status := self.event_error(b"data: " + data)) is not None:
                 return errors.ending_of(status, data)
-        return Ending.OK if finished else None
+        return EndReason.OK if finished else None
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """Return SGLang's flat error, with the router's code instead of a second copy of the status."""
@@ -227,13 +227,13 @@ def with_rank(body: bytes, rank: int) -> bytes:
 
 def _finish(answer: _Answer) -> _Finish:
     meta = answer.meta_info
-    return (bodies.as_type(_Finish, meta.finish_reason) if meta else None) or _Finish()
+    return (json_fields.decode_as(_Finish, meta.finish_reason) if meta else None) or _Finish()
 
 
 def _counts(meta: _Meta | None) -> Usage | None:
     if meta is None or meta.prompt_tokens is None:
         return None
-    return bodies.counts(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
+    return json_fields.counts(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
 
 
 def _cut(data: bytes) -> _Answer | None:
@@ -241,26 +241,26 @@ def _cut(data: bytes) -> _Answer | None:
     found = _META_AT.findall(data)
     if not found or b'"index"' in found[-1][1]:
         return None
-    meta: _Meta | None = bodies.decoded(_decode_meta, found[-1][0])
+    meta: _Meta | None = json_fields.decode_or_none(_decode_meta, found[-1][0])
     return _Answer(meta_info=meta)
 
 
 def _salt(fields: _Body) -> bytes:
     """Return the bytes that separate caches apart from the adapter. `cache_salt` alone gives the same salt as in every
     other dialect."""
-    salt, extra = _apart(fields.cache_salt), _apart(fields.extra_key)
+    salt, extra = _read_salt_field(fields.cache_salt), _read_salt_field(fields.extra_key)
     return salt + b"\x1fextra_key\x1f" + extra if extra else salt
 
 
-def _apart(raw: Raw) -> bytes:
-    given = bytes(raw) if bodies.given(raw) else b""
+def _read_salt_field(raw: Raw) -> bytes:
+    given = bytes(raw) if json_fields.has_value(raw) else b""
     # A batch may have one for each of its prompts.
-    return bodies.salt_of(raw) if given.startswith(b'"') else given
+    return json_fields.salt_of(raw) if given.startswith(b'"') else given
 
 
 def _held_by(fields: _Body) -> str | None:
     """Return the id of a session opened on one replica, which keeps the beginning of the prompt."""
-    session = bodies.as_type(dict, fields.session_params) or {}
+    session = json_fields.decode_as(dict, fields.session_params) or {}
     name = session.get("id")
     return name if isinstance(name, str) and name else None
 
@@ -270,26 +270,26 @@ def _media(fields: _Body) -> list[bytes]:
     found: list[bytes] = []
     for name in _MEDIA:
         raw = getattr(fields, name)
-        if bodies.given(raw) and bytes(raw) not in (b"[]", b"[null]"):
-            found += [bytes(item) for item in bodies.as_type(list[Raw], raw) or [raw]]
+        if json_fields.has_value(raw) and bytes(raw) not in (b"[]", b"[null]"):
+            found += [bytes(item) for item in json_fields.decode_as(list[Raw], raw) or [raw]]
     return found
 
 
 def _prompt(fields: _Body) -> Prompt | None:
     """Return the prompt of text or ids, with several prompts chained as in the OpenAI dialect. Media come first: only
     the model's processor knows their places in the text."""
-    if bodies.given(fields.input_embeds) or _held_by(fields):
+    if json_fields.has_value(fields.input_embeds) or _held_by(fields):
         return None
     try:
         media = b"".join(xxh3_128_digest(item) * OPAQUE_REPEATS for item in _media(fields))
-        if bodies.given(fields.input_ids):
+        if json_fields.has_value(fields.input_ids):
             given = Given(one_kind=True)
             given.read(fields.input_ids, decode_ids)
             whole = media + given.id_bytes()
             return Prompt(whole, len(whole), (), len(media), TOKEN_ID_BYTES) if whole else None
-        if not bodies.given(fields.text):
+        if not json_fields.has_value(fields.text):
             return None
-        if bodies.is_text(fields.text):
+        if json_fields.is_text(fields.text):
             text = utf8(read(decode_text, fields.text))
             return Prompt(media + text, len(media) + len(text), opaque_bytes=len(media))
         given = Given()

@@ -59,7 +59,7 @@ def line_ends(data: bytes, at: int) -> bool:
     return data.find(b"\n", at) >= 0 or data.find(b"\r", at) >= 0
 
 
-def begins_well(head: bytes) -> bool:
+def is_valid_first_event(head: bytes) -> bool:
     """True if the first bytes of a body are the beginning of a stream of JSON events. It begins with a field or a
     comment, and the first event, if it is whole, has an object."""
     if head.startswith(b"data: {") and _is_json(head[6 : head.find(b"\n\n")]):
@@ -93,7 +93,7 @@ def first_payload(chunk: bytes) -> bytes:
     return payload(_END.split(chunk, 1)[0])
 
 
-def several(head: bytes) -> bool:
+def has_multiple_events(head: bytes) -> bool:
     """True if the first bytes of a stream have more than one whole event."""
     first = _END.search(head)
     return first is not None and _END.search(head, first.end()) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.dialects.base import Dialect
+from router.core.dialects.dialect import Dialect
 from router.core.dialects.sse import EventSplitter
 
 USAGE = b'"usage"'  # bytes in every event that has usage; within a JSON string the quotes have backslashes

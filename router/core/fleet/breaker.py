@@ -7,8 +7,8 @@ After the cooldown (half-open) one request at a time is a trial, until a trial s
 Four conditions open a breaker:
 
 - BREAKER_FAILURES failures in a row;
-- no output, although output is due (stuck.py);
-- first tokens far later than those of its peers (slow.py);
+- no output, although output is due (stall_detector.py);
+- first tokens far later than those of its peers (outlier_detection.py);
 - a report from other routers that found one of these.
 
 A request that fails by the client's own fault, or is abandoned by its client, counts as neither success nor failure.
@@ -53,7 +53,7 @@ class Breaker:
     trial: int | None = None  # number of the trial lease, while the breaker is open
     unreached: bool = False  # all failures were connection timeouts
 
-    def failed(self, now_s: float, *, unreached: bool = False) -> bool:
+    def count_failure(self, now_s: float, *, unreached: bool = False) -> bool:
         """Count a request that failed by the replica's fault. Return True if that opened the breaker."""
         self.unreached = unreached and (self.unreached or not self.failures)
         self.failures += 1

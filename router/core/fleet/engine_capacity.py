@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from router.core.facts.replicas import CapacitySource, Load
+from router.core.types.replicas import CapacitySource, Load
 
 NUMBER_MAX = 2.0**53  # a value beyond it, below zero or NaN is invalid and counts as absent
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*+)"')
@@ -49,7 +49,7 @@ def capacity(
 
     The last three parameters are SGLang's figures: tokens of a page, number of pages, and the capacity that it states.
     """
-    pool = _configured(page, is_ours)
+    pool = _sum_cache_config(page, is_ours)
     if pool.block_tokens is None and page_tokens and page_tokens >= 1:
         pool.block_tokens = int(page_tokens)
     if pool.blocks is None and num_pages:
@@ -85,7 +85,7 @@ def number_of(text: str) -> float | None:
     return number if 0 <= number <= NUMBER_MAX else None
 
 
-def _configured(page: str, is_ours: Callable[[str], bool]) -> Pool:
+def _sum_cache_config(page: str, is_ours: Callable[[str], bool]) -> Pool:
     """Sum vLLM's cache_config_info over the engines, each engine once."""
     pool, by_engine = Pool(), dict[str, dict[str, str]]()
     for labels in filter(is_ours, _CONFIG.findall(page)):

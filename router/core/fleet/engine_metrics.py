@@ -20,8 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from router.core.facts.replicas import Load, Sleep
 from router.core.fleet.engine_capacity import LABEL, capacity, number_of
+from router.core.types.replicas import Load, Sleep
 
 # Metric name -> field of Load. If a metric has two spellings, an engine publishes one of them. SGLang's queues are
 # summed: on a decode server, a request that waits for its KV pages is in one of the last two queues, and vLLM counts
@@ -80,7 +80,7 @@ def parse_load(page: str, rank: int | None = None) -> Load:
     With a `rank`, only samples of that rank count. Values that the page gives for the whole server are then unknown,
     except the page size.
     """
-    is_ours = _of_rank(page, rank)
+    is_ours = _make_rank_filter(page, rank)
     fields = _fields(page, is_ours, rank)
     pool = capacity(page, is_ours, fields.get("page_tokens"), fields.get("num_pages"), fields.get("kv_tokens_max"))
     queries = fields.get("cache_query_tokens_total")
@@ -124,10 +124,10 @@ def _fields(page: str, is_ours: Callable[[str], bool], rank: int | None) -> dict
             labels = {label: of for label, of in labels.items() if label not in _REPEATING}
         parts = values.setdefault(field, {}).setdefault((name, frozenset(labels.items())), {})
         parts[priority] = max(number, parts.get(priority, 0.0))
-    return {field: _joined(field, found.values()) for field, found in values.items()}
+    return {field: _combine_engines(field, found.values()) for field, found in values.items()}
 
 
-def _joined(field: str, engines: Iterable[dict[str, float]]) -> float:
+def _combine_engines(field: str, engines: Iterable[dict[str, float]]) -> float:
     """Combine the values of all engines for one field. The total of an engine counts, or the sum of its parts without
     one."""
     totals = [parts[""] if "" in parts else sum(parts.values()) for parts in engines]
@@ -167,7 +167,7 @@ def _started_s(page: str, is_ours: Callable[[str], bool]) -> float | None:
     return max(counted or process, default=None)
 
 
-def _of_rank(page: str, rank: int | None) -> Callable[[str], bool]:
+def _make_rank_filter(page: str, rank: int | None) -> Callable[[str], bool]:
     """Return a predicate on the labels of a sample: True if the sample belongs to the rank."""
     if rank is None:
         return lambda _: True

@@ -3,7 +3,7 @@
 A refused connection is proof, and removes a replica at once. A failed health check may be a transient error, so a few
 in a row are needed. One good check restores the replica, because the engine's own /health is 503 until it can serve.
 Checks that time out remove a replica like failed ones. If no other replica is left, such a replica may still serve
-(fleet.py).
+(registry.py).
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from router.core.cache.reported import StoredPrefix
-from router.core.facts.placements import Receipt
-from router.core.learned.steps import ClockReading, Stretch
+from router.core.cache_state.event_state import StoredPrefix
+from router.core.estimators.decode_step import ClockReading, DecodeInterval
 from router.core.prompts.token_keys import TokenPrompt
+from router.core.types.placements import Receipt
 
 PREFILL = "prefill"  # role of a lease of the prefill stage; its answer is discarded
 DECODE = "decode"  # role of a lease of the decode stage; another replica prefills its prompt
 
 
-class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
+class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/types/requests.py
     """First tokens that arrived together. An engine prefills waiting prompts concurrently, so only the time of the
     whole batch can be measured."""
 
@@ -24,7 +24,7 @@ class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
     others_tokens: int = 0  # computed tokens of prompts of other routers in the same batch
 
 
-class ToLoad(Struct, gc=False, eq=False):
+class PendingTierLoad(Struct, gc=False, eq=False):
     """Cached blocks that a lease's replica loads to its GPU before it computes the rest of the prompt."""
 
     tokens: dict[str, int]  # by tier
@@ -33,7 +33,7 @@ class ToLoad(Struct, gc=False, eq=False):
     took_ms: float | None = None  # measured time; None if unknown
 
 
-class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
+class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/requests.py
     """Record that a replica works on a request, from placement to the end of the answer.
 
     `role` is the replica's part of the work: a request with disaggregated prefill has two leases, one for each stage.
@@ -49,7 +49,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     cached_tokens: int
     credited_tokens: int  # cached tokens credited from a past answer at this placement
     prefill_ms: float
-    own_tokens: int  # prompt tokens after the part that may be shared in the KV pool (kv_room.py)
+    unshared_tokens: int  # prompt tokens after the part that may be shared in the KV pool (kv_reservations.py)
     keys: list[int]
     end_key: int | None
     text_bytes: int  # bytes to learn the ratio of tokens from; 0 if they are unsuitable
@@ -64,24 +64,24 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     batch_tokens: int = 0  # tokens of this prompt in that batch
     queued: bool = True  # other requests waited at the replica at its placement
     own_ms: float | None = None  # service time of the prompt's own prefill; None if unknown
-    mark: ClockReading | None = None  # the replica's clock when the answer began to decode
-    stretch: Stretch | None = None  # decode measurement of its answer, once it has ended
+    decode_start: ClockReading | None = None  # the replica's clock when the answer began to decode
+    decode_stats: DecodeInterval | None = None  # decode measurement of its answer, once it has ended
     opaque_bytes: int = 0  # bytes that stand for images and the like, to learn the ratio of tokens from
     expected_ms: float = 0.0  # time to its first token, from the components of its price
     conversation: int = 0  # name of its conversation (placement/conversations.py); 0: unknown
-    own_at: int = 0  # leading blocks of its prompt that were requested before that conversation began
+    shared_prefix_blocks: int = 0  # leading blocks of its prompt that were requested before that conversation began
     final: bool = False  # no further request of that conversation is expected
     others_tokens: int = 0  # tokens that other routers had computed there, as received before placement
     faded: int = 0  # number of times the counts behind the replica's share had faded at placement
-    to_load: ToLoad | None = None  # cached tokens in tiers outside the GPU; None without any
+    to_load: PendingTierLoad | None = None  # cached tokens in tiers outside the GPU; None without any
     # The time from which it waits for another router's prompt with the same prefix; for a lease of the decode stage,
     # the time at which its prompt is prefilled. 0: neither.
-    turn_s: float = 0.0
+    effective_start_s: float = 0.0
 
     @property
     def queued_s(self) -> float:
         """Time at which it took its place in the replica's queue."""
-        return self.turn_s if self.turn_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
+        return self.effective_start_s if self.effective_start_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
 
     @property
     def loading_ms(self) -> float:
@@ -112,7 +112,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
             self.batch_tokens = computed_tokens
 
 
-class Timed(Struct, gc=False):
+class TtftSample(Struct, gc=False):
     """A first token, with the time that the fleet's model predicted."""
 
     at_s: float

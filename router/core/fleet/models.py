@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
-from router.core.cache.knowledge import Knowledge
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import ServedModel
-from router.core.fleet.expected import ExpectedModels, expected_base
-from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
-from router.core.learned.token_ratio import ModelTokens
-from router.core.prompts.identity import Names
+from router.core.cache_state.event_index import EventIndex
+from router.core.estimators.token_ratio import ModelTokens
+from router.core.fleet.expected_models import ExpectedModels, expected_base
+from router.core.fleet.member import ReplicaState
+from router.core.fleet.registry import Fleet
+from router.core.prompts.cache_identity import CacheIdentities
+from router.core.types.placements import Confidence
+from router.core.types.replicas import ServedModel
 
 CONTEXT_TOKENS = 1 << 20  # assumed for an engine that does not report its context length
 CONTEXT_TOKENS_MAX = 1 << 24  # limit on the context length that an engine reports
@@ -25,7 +25,7 @@ NO_MODELS = "its models are not known yet"
 REASONS_MAX = 3  # reasons for unready replicas in a refusal's text
 
 
-class NoReplica(Exception):
+class NoReplicaReady(Exception):
     """No ready replica may take this request now."""
 
 
@@ -40,11 +40,11 @@ class UnknownModel(Exception):
 class Models:
     """View of the fleet by model, with the statistics learned for each model."""
 
-    def __init__(self, fleet: Fleet, knowledge: Knowledge, expected: ExpectedModels) -> None:
+    def __init__(self, fleet: Fleet, knowledge: EventIndex, expected: ExpectedModels) -> None:
         self._fleet = fleet
         self.expected = expected  # models that may have no replica now
         self._knowledge = knowledge
-        self.names = Names()
+        self.names = CacheIdentities()
         self._tokens: dict[str, ModelTokens] = {}
         self._engines: dict[str, frozenset[str]] = {}  # valid until replicas or their models change
         self._contexts: dict[str, int] = {}  # valid until replicas or their models change
@@ -53,13 +53,13 @@ class Models:
     def resolve(self, model: str | None) -> str:
         """Return the model that a request names. Engines accept a request without a name if they serve a single model.
 
-        Raises UnknownModel, or NoReplica if no replica is ready.
+        Raises UnknownModel, or NoReplicaReady if no replica is ready.
         """
-        if model is not None and self._fleet.serving(model):
+        if model is not None and self._fleet.list_serving(model):
             return model
         names = self._fleet.model_names()
         if not self._fleet.usable():
-            raise NoReplica
+            raise NoReplicaReady
         if model is None:
             served = (m for member in self._fleet.usable() for m in member.models.values() if m.parent is None)
             bases = {m.name: m.root or m.name for m in served}
@@ -67,14 +67,14 @@ class Models:
                 raise UnknownModel(sorted(names))
             return min(bases)
         if any(model in member.models for member in self._fleet.members.values()):
-            raise NoReplica  # served by a replica that is not ready now
-        if self.awaited(model):
-            raise NoReplica  # all its replicas have left, or are yet to join
+            raise NoReplicaReady  # served by a replica that is not ready now
+        if self.find_expected_base(model):
+            raise NoReplicaReady  # all its replicas have left, or are yet to join
         raise UnknownModel(sorted(names))
 
-    def awaited(self, model: str | None) -> str:
+    def find_expected_base(self, model: str | None) -> str:
         """Return the expected base model for a name, or for a request without one; "" for any other name."""
-        return expected_base(model, self.expected.bases(), self.expected.adapting())
+        return expected_base(model, self.expected.bases(), self.expected.list_adaptable())
 
     def adapter(self, model: str) -> str:
         """Return the LoRA adapter that a model name stands for; "" for a base model."""
@@ -87,14 +87,14 @@ class Models:
 
     def engine(self, model: str) -> tuple[str, str, str]:
         """Return (base model, kind of engine, a ready replica that serves it)."""
-        for member in self._fleet.serving(model):
+        for member in self._fleet.list_serving(model):
             served = member.models[model]
             return served.parent or model, served.owned_by, member.id
         return model, "", ""
 
     def tokens(self, model: str) -> ModelTokens:
         """Return the token statistics of a model, which all of its names share."""
-        model = self.names.known_as(model)
+        model = self.names.cache_identity(model)
         known = self._tokens.get(model)
         if known is None:
             if len(self._tokens) >= MODELS_MAX:
@@ -127,18 +127,18 @@ class Models:
                 self._contexts[model or ""] = known
         return known
 
-    def left(self, members: Iterable[Member]) -> None:
+    def on_replicas_removed(self, members: Iterable[ReplicaState]) -> None:
         """Record that these members have left the fleet."""
         listed = {name for member in self._fleet.members.values() for name in member.models}
         for member in members:
-            self.expected.left(member.models.values(), listed)
+            self.expected.on_replica_removed(member.models.values(), listed)
 
-    def changed(self) -> None:
+    def invalidate_caches(self) -> None:
         """Discard cached results after replicas joined, left, or changed their models."""
         self._engines.clear()
         self._contexts.clear()
 
-    def standing(self) -> str:
+    def readiness_summary(self) -> str:
         """Return the number of ready replicas and the most frequent reasons why others are not, as text for operators
         in a refusal."""
         members = self._fleet.members.values()
@@ -153,10 +153,10 @@ class Models:
 
     def follows(self, model: str) -> bool:
         """True if token ids of a prompt for this model can be matched with events of a replica."""
-        serving = self._fleet.serving(model)
-        return not self._untokened.get(model, NOT_YET) and any(m.grade is not Grade.ESTIMATED for m in serving)
+        serving = self._fleet.list_serving(model)
+        return not self._untokened.get(model, NOT_YET) and any(m.grade is not Confidence.ESTIMATED for m in serving)
 
-    def followed(self) -> list[str]:
+    def list_event_models(self) -> list[str]:
         """Return the models of ready replicas with an event stream."""
         members = [m for m in self._fleet.ready() if self._knowledge.engine_blocks(m.id) is not None]
         return sorted({name for member in members for name in member.models})
@@ -171,7 +171,7 @@ class Models:
             self._untokened[model] = why
             for member in self._fleet.members.values():
                 if model in member.models:
-                    self.judge(member)
+                    self.update_tokenizability(member)
         return news
 
     def compare_counts(self, model: str, ours: int, theirs: int) -> None:
@@ -180,7 +180,7 @@ class Models:
         if self.tokens(model).miscounts(ours, theirs):
             self.observe_tokens(model, f"prompts of {theirs} tokens, says the engine, have {ours} by our count")
 
-    def judge(self, member: Member) -> None:
+    def update_tokenizability(self, member: ReplicaState) -> None:
         """Disable or enable the use of a replica's events. They are unusable if none of its models has a tokenizer, or
         if its models are unknown."""
         why = "" if member.models else NO_MODELS
@@ -190,7 +190,7 @@ class Models:
                 why = ""
                 break
             why = why or trouble  # the reason of the first model
-        self._knowledge.untokened(member.id, why)
+        self._knowledge.set_untokenizable(member.id, why)
 
 
 def longest_context(served: Iterable[ServedModel]) -> int:
@@ -199,7 +199,7 @@ def longest_context(served: Iterable[ServedModel]) -> int:
     return min(max(lengths, default=CONTEXT_TOKENS), CONTEXT_TOKENS_MAX)
 
 
-def _unfit(member: Member) -> str:
+def _unfit(member: ReplicaState) -> str:
     """Return the reason why a member that is not ready gets no requests."""
     if not member.replica.ready:
         return "not ready, by discovery"

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from router.core.cache.estimate import PrefixIndex
-from router.core.cache.knowledge import Knowledge
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Load, Replica, ServedModel, Sleep
+from router.core.cache_state.event_index import EventIndex
+from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.fleet.engine_capacity import with_event_block
-from router.core.fleet.expected import ExpectedModels
-from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
+from router.core.fleet.expected_models import ExpectedModels
+from router.core.fleet.member import ReplicaState
 from router.core.fleet.models import Models
-from router.core.fleet.page_source import PageChange, without_counters
-from router.core.prompts.blocks import BLOCK_BYTES
+from router.core.fleet.page_source import PageChange, strip_counters
+from router.core.fleet.registry import Fleet
+from router.core.prompts.block_keys import BLOCK_BYTES
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Load, Replica, ServedModel, Sleep
 
 BYTES_PER_TOKEN = 4.0  # assumed for a replica with unknown models
 
@@ -36,7 +36,7 @@ class Observations:
         stored_bytes_max: int,
         repeats: bool,
         tiers: bool,
-        graded: Callable[[str, Grade, str], None],
+        graded: Callable[[str, Confidence, str], None],
         resync: Callable[[str], None],
         suspect: Callable[[str], None],
         cleared: Callable[[str], None],
@@ -51,13 +51,13 @@ class Observations:
         self._suspect = suspect
         self._tell_several = several
         self.fleet = Fleet()
-        self.knowledge = Knowledge(
+        self.knowledge = EventIndex(
             blocks_max=stored_blocks_max,
             aside_max=stored_blocks_max // 8,
             names_max=stored_blocks_max // 8,
-            graded=self._graded,
+            graded=self._on_grade_changed,
             resync=resync,
-            restarted=self._cleared,
+            restarted=self._clear_index,
             bytes_max=stored_bytes_max,
             repeats=repeats,
             tiers=tiers,
@@ -72,27 +72,27 @@ class Observations:
         """
         before = dict(self.fleet.members)
         joined, left = self.fleet.replace(replicas)
-        self.models.changed()
+        self.models.invalidate_caches()
         if left:
-            self.models.left([before[id_] for id_ in left])
+            self.models.on_replicas_removed([before[id_] for id_ in left])
         for id_ in left:
             self._index.remove(id_)
             self.knowledge.forget(id_)
             self.models.names.forget(id_)
         for id_ in joined:
             self._index.add(id_, self._blocks_max_default)
-            self.models.judge(self.fleet.members[id_])
+            self.models.update_tokenizability(self.fleet.members[id_])
         return joined, left
 
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
         """Record the models that a replica serves now."""
         member = self.fleet.members.get(id_)
         if member and self.fleet.observe_models(member, models):
-            self.models.changed()
+            self.models.invalidate_caches()
             self.models.expected.came(member.models)
             self.models.names.observe(id_, member.models.values())
             self.knowledge.tiered.serves(id_, " ".join(sorted(m.name for m in member.models.values() if not m.parent)))
-            self.models.judge(member)
+            self.models.update_tokenizability(member)
 
     def lacks_model(self, id_: str, model: str) -> bool:
         """Remove a model from a replica's list that its server does not serve on any rank. Return True if that is a
@@ -113,7 +113,7 @@ class Observations:
         if member is None:
             return
         if load is not member.load:  # a probe without a result leaves the load unchanged
-            load = self._compared(member, load, 0.0 if now_s is None else now_s)
+            load = self._compare_page(member, load, 0.0 if now_s is None else now_s)
         load = with_event_block(load, *self.knowledge.event_blocks(id_))
         member.observe_load(load, now_s)
         if load.kv_tokens_max:
@@ -127,8 +127,8 @@ class Observations:
         again."""
         member = self.fleet.members.get(id_)
         if member is not None:
-            member.page_source.restarted()
-            self._lost(id_)
+            member.page_source.on_engine_restarted()
+            self._on_engine_restarted(id_)
 
     def check(self, now_s: float) -> None:
         """Compare events with the engines' counters, and update the fleet's share of known work; must be called about
@@ -137,7 +137,7 @@ class Observations:
         self.fleet.observe_under_way(now_s)
         self.models.expected.age(now_s)
         for member in self.fleet.members.values():
-            self.knowledge.checked(member.id, member.load, now_s)
+            self.knowledge.on_probe(member.id, member.load, now_s)
 
     def alive(self, id_: str, now_s: float) -> None:
         """Record a part of an answer from a replica as a sign of life."""
@@ -145,34 +145,34 @@ class Observations:
         if member is not None:
             member.alive(now_s)
 
-    def _compared(self, member: Member, load: Load, now_s: float) -> Load:
+    def _compare_page(self, member: ReplicaState, load: Load, now_s: float) -> Load:
         """Compare a page with the previous one, and return the load without unusable counters."""
         change, sleep = member.page_source.compare(load, now_s), load.sleep
         if change is PageChange.RESTART:
-            self._lost(member.id)
+            self._on_engine_restarted(member.id)
         elif change is PageChange.SEVERAL:
             member.forget_counters()
             self._tell_several(member.id)
         if sleep is not member.load.sleep and Sleep.ASLEEP in (sleep, member.load.sleep):
-            self._emptied(member.id, now_s)
-        return without_counters(load) if member.page_source.several else load
+            self._clear_cache(member.id, now_s)
+        return strip_counters(load) if member.page_source.several else load
 
-    def _lost(self, id_: str) -> None:
-        self._cleared(id_)
+    def _on_engine_restarted(self, id_: str) -> None:
+        self._clear_index(id_)
         self._suspect(id_)
-        self.fleet.legs.restarted(id_)
+        self.fleet.legs.on_engine_restarted(id_)
 
-    def _emptied(self, id_: str, now_s: float) -> None:
+    def _clear_cache(self, id_: str, now_s: float) -> None:
         """Clear the cache of a process that keeps running. Its event stream reports that only with its next step."""
-        self._cleared(id_)
-        self.knowledge.emptied(id_, now_s)
+        self._clear_index(id_)
+        self.knowledge.clear_blocks(id_, now_s)
 
-    def _cleared(self, id_: str) -> None:
+    def _clear_index(self, id_: str) -> None:
         if self.fleet.clear(id_):
             self._index.clear(id_)
             self._tell_cleared(id_)
 
-    def _graded(self, id_: str, grade: Grade, why: str) -> None:
+    def _on_grade_changed(self, id_: str, grade: Confidence, why: str) -> None:
         member = self.fleet.members.get(id_)
         if member is not None:
             member.grade = grade

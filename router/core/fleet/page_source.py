@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from router.core.facts.replicas import Load
+from router.core.types.replicas import Load
 
 CHANGES_MAX = 3  # this number of changes within CHANGES_S shows several processes
 CHANGES_S = 60.0
@@ -67,13 +67,13 @@ class PageSource:
         self.ignored += 1
         return PageChange.IGNORED
 
-    def restarted(self) -> None:
+    def on_engine_restarted(self) -> None:
         """Record a restart that a refused connection proved. The next page is expected from another process."""
         self._last, self._started_s = Load(), None
         self._changes_s.clear()
 
 
-def without_counters(load: Load) -> Load:
+def strip_counters(load: Load) -> Load:
     """Return the load of one of several processes without its counters, which are not comparable with those of another
     page."""
     return replace(

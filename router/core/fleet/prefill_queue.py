@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from router.core.estimators.prefill import LEARN_TOKENS_MIN
 from router.core.fleet.lease import Lease
-from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 
 class PrefillQueue:
@@ -47,7 +47,7 @@ class PrefillQueue:
         """Return the modelled prefill of all leases in the queue, including the completed part of the head's."""
         return self._waiting_ms
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Return the number of leases in the queue, including the head."""
         return len(self._waiting)
 

@@ -5,21 +5,21 @@ request at the source that the request names. It receives the blocks in the sour
 the rest. A replica is a source once its address is verified (`prove`); blocks that are only on its GPU cannot be
 fetched. Replicas that fetch must be such peers as well.
 
-A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py). The end of a
-transfer is the time of the first token minus the modelled prefill of the tokens that were neither cached nor fetched.
-Transfers from one source follow each other on its link, and so do transfers to one replica. The duration of a transfer
-is the time from one such end to the next, or from the placement if that is later.
+A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/estimators/tier_load.py). The
+end of a transfer is the time of the first token minus the modelled prefill of the tokens that were neither cached nor
+fetched. Transfers from one source follow each other on its link, and so do transfers to one replica. The duration of a
+transfer is the time from one such end to the next, or from the placement if that is later.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from router.core.facts.placements import Pull
-from router.core.facts.tiers import PEER
+from router.core.estimators.tier_load import LoadFit, LoadFits, LoadModel
 from router.core.fleet.lease import Lease
-from router.core.fleet.loads import TierLink
-from router.core.learned.loads import LoadFit, LoadFits, LoadModel
+from router.core.fleet.tier_loads import TierQueue
+from router.core.types.placements import Pull
+from router.core.types.tiers import PEER
 
 PAIRS_MAX = 4_096  # limit of pairs with remembered times
 ALONE = 0.9  # minimum part of a transfer that must have arrived for its time to count
@@ -33,7 +33,7 @@ class PullPeer:
     def __init__(self, address: str) -> None:
         self.address = address
         self.rest_until_s = -inf  # end of its cooldown as a source
-        self.outgoing, self.incoming = TierLink(), TierLink()
+        self.outgoing, self.incoming = TierQueue(), TierQueue()
 
 
 class Pulls:
@@ -95,7 +95,7 @@ class Pulls:
         for link in self._way(lease, pull):
             link.leave(lease.id, now_s)
 
-    def arrived(self, lease: Lease, pull: Pull, now_s: float, *, alone: bool) -> None:
+    def on_transfer_complete(self, lease: Lease, pull: Pull, now_s: float, *, alone: bool) -> None:
         """Record that a lease's transfer is complete, as its first token shows. Its duration is noted if it was
         `alone`."""
         way, ended_s = self._way(lease, pull), now_s - lease.prefill_ms / 1e3
@@ -121,7 +121,7 @@ class Pulls:
             fit = self._fits[pair] = LoadFit()
         fits.observe(PEER, fit, pull.tokens, pull.took_ms)
 
-    def _way(self, lease: Lease, pull: Pull) -> list[TierLink]:
+    def _way(self, lease: Lease, pull: Pull) -> list[TierQueue]:
         peers = [self.peers.get(pull.source), self.peers.get(lease.replica)]
         links = [peers[0].outgoing] if peers[0] is not None else []
         if peers[1] is not None:

@@ -23,40 +23,40 @@ of event than we know would leave the index empty.
 
 The owner passes its input to the stream by the methods from `connected` to `tick`. It then takes steps with `next`
 until `next` returns None. After `connected`, the owner must not pass input of an older connection. Answers carry the
-token of the AskReplay that they answer.
+token of the RequestReplay that they answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.facts.placements import Grade
-from router.core.kv_events.batches import Arrival, Arrivals, History, digest_of
-from router.core.kv_events.decoding import Cleared, EventBatch, MalformedBatch, decode
-from router.core.kv_events.replay import STUCK_MAX, Asking
-from router.core.kv_events.steps import (
+from router.core.kv_events.actions import (
     Apply,
-    AskReplay,
     Clear,
     Phase,
-    Regrade,
+    RequestReplay,
     Resume,
+    SetConfidence,
     Step,
     Steps,
     StreamCounts,
     StreamLimits,
     Suspend,
 )
+from router.core.kv_events.batch_decoder import Cleared, EventBatch, MalformedBatch, decode
+from router.core.kv_events.reorder_buffer import AppliedBatches, BufferedBatch, ReorderBuffer, digest_of
+from router.core.kv_events.replay_timer import STUCK_MAX, ReplayTimer
+from router.core.types.placements import Confidence
 
 __all__ = [
     "RESTARTED",
     "Apply",
-    "AskReplay",
     "Clear",
     "KvStream",
     "Phase",
-    "Regrade",
+    "RequestReplay",
     "Resume",
+    "SetConfidence",
     "Step",
     "StreamCounts",
     "StreamLimits",
@@ -68,7 +68,7 @@ RESTARTED = "restarted"  # beginning of the reason of a Clear after proof of ano
 # again, unless a live batch proves it.
 CONFIRM_BATCHES = 500
 CHECKED_BATCHES = 128  # waiting batches checked against the replay in one call of `next`: about 0.1 ms
-_JOINED = (Grade.EXACT, "joined at batch 0")
+_JOINED = (Confidence.EXACT, "joined at batch 0")
 
 
 class KvStream:
@@ -86,14 +86,14 @@ class KvStream:
         self.limits = limits = limits or StreamLimits()
         self.phase = Phase.DOWN
         self.counts = StreamCounts()
-        self._last = History(limits.window_batches)
-        self._waiting = Arrivals(limits.queue_batches_max, limits.queue_bytes_max)
-        self._basis = (Grade.CATCHING_UP, "nothing heard yet")  # the grade while the stream is not in doubt
+        self._last = AppliedBatches(limits.window_batches)
+        self._waiting = ReorderBuffer(limits.queue_batches_max, limits.queue_bytes_max)
+        self._basis = (Confidence.CATCHING_UP, "nothing heard yet")  # the grade while the stream is not in doubt
         self._fresh = False  # batch 0, if it is next, is the first of a process
         self._empty = False  # a replay ended without any batch: the process has published none yet
         self._settled = False  # all received batches are applied
         self._misses = 0  # consecutive replays without a batch that arrived live
-        self._asking = Asking(limits)
+        self._asking = ReplayTimer(limits)
         self._gave_up = False  # a replay from batch 0 was given up, and is requested again later
         self._rejoins = False  # the replay requested while following is that later one
         self._unreadable = ""  # reason why all messages of this connection so far are unreadable
@@ -103,7 +103,7 @@ class KvStream:
         self.busy = False  # `next` has checked the maximum number of waiting batches for one call
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> Confidence:
         """Grade of the last Regrade."""
         return self._steps.grade
 
@@ -130,19 +130,19 @@ class KvStream:
             return None
         return (self._last.seq, self._last.digest) if self.last_seq >= 0 else None
 
-    def applied(self, seq: int, digest: int) -> bool | None:
+    def is_applied(self, seq: int, digest: int) -> bool | None:
         """Return True if the batch with this number had this digest; None if it was not applied here, or too long
         ago."""
         return self._last.same(seq, digest)
 
     # --- input from the owner ---
 
-    def step_back(self, why: str, now_s: float) -> None:
+    def rewind(self, why: str, now_s: float) -> None:
         """Credit no reported block until `restored`."""
         if self.phase is not Phase.DOWN:
             self._steps.suspend(why, now_s, doubt=False)
 
-    def restored(self, seq: int, digest: int, grade: Grade, why: str, now_s: float) -> None:
+    def adopt_state(self, seq: int, digest: int, grade: Confidence, why: str, now_s: float) -> None:
         """Adopt the state that another process had after this batch, with its grade. Requires a replay endpoint.
 
         A replay from that batch must prove that the publisher is still the same, and returns the batches since then.
@@ -154,7 +154,7 @@ class KvStream:
             self._waiting.clear()  # the replay contains them
             self._prove(why, now_s, doubt=False)
 
-    def connected(self, now_s: float) -> None:
+    def on_connected(self, now_s: float) -> None:
         """Start over on a new connection, possibly to a new process. Batches from the old connection are dropped."""
         self._waiting.clear()
         self._unreadable, self._readable = "", False
@@ -167,7 +167,7 @@ class KvStream:
             self._forget("connected again, and no replay endpoint to prove continuity")
         self._go_on("no replay endpoint")
 
-    def disconnected(self, why: str, now_s: float) -> None:
+    def on_disconnected(self, why: str, now_s: float) -> None:
         """Suspend the stream after its connection closed."""
         if self.phase is Phase.DOWN:
             return
@@ -175,7 +175,7 @@ class KvStream:
         self.phase = Phase.DOWN
         self._steps.suspend(why, now_s, doubt=True)
 
-    def suspect(self, why: str, now_s: float) -> None:
+    def verify(self, why: str, now_s: float) -> None:
         """Require new proof: the process may be another one, although no closed connection shows it."""
         if self.phase is Phase.DOWN:
             return
@@ -192,7 +192,7 @@ class KvStream:
         seq, digest = self._last.seq, self._last.digest
         self._forget(why)
         if self.phase is Phase.DOWN:
-            self._steps.regrade(Grade.ESTIMATED, why)
+            self._steps.regrade(Confidence.ESTIMATED, why)
         elif self.replays:
             self._waiting.expect(seq, digest)
             self._prove(why, now_s, doubt=False)
@@ -222,25 +222,25 @@ class KvStream:
     def _regrade(self) -> None:
         """Set the grade, if the stream is not in doubt."""
         if self._settled and self.phase is Phase.FOLLOWING:
-            self._steps.regrade(*self._judged())
+            self._steps.regrade(*self._compute_confidence())
 
-    def _judged(self) -> tuple[Grade, str]:
-        return (Grade.CATCHING_UP, self._unreadable) if self._unreadable else self._basis
+    def _compute_confidence(self) -> tuple[Confidence, str]:
+        return (Confidence.CATCHING_UP, self._unreadable) if self._unreadable else self._basis
 
     def _await_turn(self, seq: int, payload: bytes) -> None:
         if self.phase is not Phase.DOWN and not self._waiting.add(seq, payload):
             self.counts.dropped += 1
 
-    def replayed(self, token: int, seq: int, payload: bytes, now_s: float) -> None:
+    def on_replay_batch(self, token: int, seq: int, payload: bytes, now_s: float) -> None:
         """Receive a batch of the replay with this token."""
         if token != self._asking.token:
             return
         if self.phase is Phase.FOLLOWING and not self._rejoins:
-            self._looked(seq, payload, now_s)
+            self._on_check_batch(seq, payload, now_s)
             return
         if self.phase is Phase.FOLLOWING and not self._rejoin(seq, now_s):
             return
-        self._asking.heard(now_s)
+        self._asking.postpone_retry(now_s)
         self._steps.since_s = now_s  # a long replay in progress is not a lost stream
         digest = digest_of(payload)
         if not self._asking.proved:
@@ -266,13 +266,13 @@ class KvStream:
         elif asking.proved:
             self._follow()
         elif self.last_seq >= 0:
-            self._restarted(f"{RESTARTED}: its replay ends before batch {self.last_seq}", now_s)
+            self._on_engine_restarted(f"{RESTARTED}: its replay ends before batch {self.last_seq}", now_s)
         elif self._waiting.older:
             self._go_on("replay is empty though batches came")
             self._gave_up = True
         else:
             self._fresh, self._empty, self._gave_up = True, True, False
-            self._basis = (Grade.CATCHING_UP, "nothing published yet")
+            self._basis = (Confidence.CATCHING_UP, "nothing published yet")
             self._follow()
 
     def tick(self, now_s: float) -> None:
@@ -290,7 +290,7 @@ class KvStream:
             asking.look_at_s = now_s + self.limits.look_s
             if self.phase is Phase.FOLLOWING:  # keep all blocks until there is an answer
                 self._look_for = self.last_seq
-                self._rejoins = self._gave_up and self._basis[0] is not Grade.EXACT
+                self._rejoins = self._gave_up and self._basis[0] is not Confidence.EXACT
                 self._say(asking.request(0 if self._rejoins else max(0, self._look_for)))
 
     @property
@@ -319,9 +319,9 @@ class KvStream:
                 return None
             waiting = self._waiting
             if waiting.older:
-                self._checked(waiting.pop())
+                self._check_contained(waiting.pop())
             elif waiting and not (waiting.contradicted and self.replays):
-                self._arrived(waiting.pop(), now_s)
+                self._on_live_batch(waiting.pop(), now_s)
             elif waiting.contradicted:
                 self._reconcile(now_s)
             elif not self._settled:
@@ -330,7 +330,7 @@ class KvStream:
                 return None
         return self._steps.due.popleft()
 
-    def _looked(self, seq: int, payload: bytes, now_s: float) -> None:
+    def _on_check_batch(self, seq: int, payload: bytes, now_s: float) -> None:
         """Process a batch of a check, which is a replay requested while following.
 
         It shows if the process is still the same, and if the last batch was lost. A subscription takes effect a moment
@@ -348,7 +348,7 @@ class KvStream:
 
     # --- live batches ---
 
-    def _checked(self, arrival: Arrival) -> None:
+    def _check_contained(self, arrival: BufferedBatch) -> None:
         """Check that the replay contains a batch that arrived before the request."""
         if self._last.same(arrival.seq, arrival.digest):
             return
@@ -356,7 +356,7 @@ class KvStream:
         if arrival.seq > self.last_seq:
             self._waiting.miss(arrival)
 
-    def _arrived(self, arrival: Arrival, now_s: float) -> None:
+    def _on_live_batch(self, arrival: BufferedBatch, now_s: float) -> None:
         """Apply a live batch, or handle its deviation from the expected one."""
         if self.last_seq < 0:
             self._first_arrived(arrival, now_s)
@@ -365,19 +365,19 @@ class KvStream:
         elif self._last.same(arrival.seq, arrival.digest):
             self.counts.duplicates += 1
         else:
-            self._broken(arrival, now_s)
+            self._on_discontinuity(arrival, now_s)
 
-    def _first_arrived(self, arrival: Arrival, now_s: float) -> None:
+    def _first_arrived(self, arrival: BufferedBatch, now_s: float) -> None:
         seq = arrival.seq
         if self._empty and seq:
             self._waiting.put_back(arrival)
             self._prove(f"batch {seq} came, none before it was replayed", now_s)
             return
         exact = not seq and self._fresh
-        self._basis = _JOINED if exact else (Grade.CATCHING_UP, f"joined late, at batch {seq}: {self._basis[1]}")
+        self._basis = _JOINED if exact else (Confidence.CATCHING_UP, f"joined late, at batch {seq}: {self._basis[1]}")
         self._take(seq, arrival.payload, arrival.digest, now_s)
 
-    def _broken(self, arrival: Arrival, now_s: float) -> None:
+    def _on_discontinuity(self, arrival: BufferedBatch, now_s: float) -> None:
         """Handle a gap, or a number that went back."""
         seq, last = arrival.seq, self.last_seq
         if seq > last:
@@ -394,7 +394,7 @@ class KvStream:
         # Batch 0 is then either a restart without a new connection, or a batch that overtook others. It may not be
         # complete.
         self._forget(why)
-        self._basis = (Grade.CATCHING_UP, why)
+        self._basis = (Confidence.CATCHING_UP, why)
         self._take(seq, arrival.payload, arrival.digest, now_s)
 
     def _reconcile(self, now_s: float) -> None:
@@ -416,7 +416,7 @@ class KvStream:
         """Suspend, and request a replay from the last applied batch, or from 0."""
         self._steps.suspend(why, now_s, doubt=doubt)
         self._asking.reset()
-        if self._asking.allowed(now_s):
+        if self._asking.acquire_proof(now_s):
             self._ask(now_s)
         else:
             self.phase, self._settled = Phase.ASKING, False
@@ -426,7 +426,7 @@ class KvStream:
         self._waiting.mark()
         self._say(self._asking.ask(max(0, self.last_seq), now_s))
 
-    def _say(self, ask: AskReplay) -> None:
+    def _say(self, ask: RequestReplay) -> None:
         self.counts.replays += 1
         self._steps.due.append(ask)
 
@@ -435,30 +435,30 @@ class KvStream:
         if seq < last:
             return  # not requested
         if seq == last and digest != self._last.digest:
-            self._restarted(f"{RESTARTED}: batch {last} has other bytes", now_s)
+            self._on_engine_restarted(f"{RESTARTED}: batch {last} has other bytes", now_s)
             return
         self._asking.proved = True
         if seq == last:
             return
         if last < 0:
             self._gave_up = False
-            late = (Grade.CATCHING_UP, f"joined late: the replay begins at batch {seq}")
+            late = (Confidence.CATCHING_UP, f"joined late: the replay begins at batch {seq}")
             self._basis = late if seq else _JOINED
         else:
-            self._lost(f"batches lost: the replay begins at batch {seq}, after batch {last}")
+            self._on_batches_lost(f"batches lost: the replay begins at batch {seq}, after batch {last}")
         self._take(seq, payload, digest, now_s)
 
     def _hole(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
         """Handle a gap in a replay: a ROUTER socket with a full queue drops messages silently. Request it again from
         the gap."""
-        if self._asking.hole():
+        if self._asking.on_gap():
             self._ask(now_s)
             return
-        self._lost(f"batches lost: the replay has none between batch {self.last_seq} and batch {seq}")
+        self._on_batches_lost(f"batches lost: the replay has none between batch {self.last_seq} and batch {seq}")
         self._gave_up = True
         self._take(seq, payload, digest, now_s)
 
-    def _restarted(self, why: str, now_s: float) -> None:
+    def _on_engine_restarted(self, why: str, now_s: float) -> None:
         """Join the other process that answered."""
         self.counts.restarts += 1
         self._steps.since_s = now_s
@@ -466,11 +466,11 @@ class KvStream:
         self._asking.reset()
         self._ask(now_s)
 
-    def _lost(self, why: str) -> None:
+    def _on_batches_lost(self, why: str) -> None:
         """Forget all blocks, because applied batches are no longer certain. Later batches are."""
         self.counts.lost += 1
         self._forget(why)
-        self._basis = (Grade.CATCHING_UP, why)
+        self._basis = (Confidence.CATCHING_UP, why)
 
     def _rejoin(self, seq: int, now_s: float) -> bool:
         """Join again if a replay that was given up is answered while following and begins at 0."""
@@ -501,18 +501,18 @@ class KvStream:
             batch = self._read(payload)
         except MalformedBatch as error:
             self.counts.malformed += 1
-            self._basis = (Grade.CATCHING_UP, f"batch {seq} cannot be read: {error}")
+            self._basis = (Confidence.CATCHING_UP, f"batch {seq} cannot be read: {error}")
             self._steps.clear(self._basis[1])
         else:
             self.counts.batches += 1
             self.counts.skipped += batch.skipped
             self._steps.due.append(Apply(seq, batch))
             if batch.skipped:
-                self._basis = (Grade.CATCHING_UP, f"events of batch {seq} cannot be read")
-            elif self._basis[0] is not Grade.EXACT and any(isinstance(event, Cleared) for event in batch.events):
-                self._basis = (Grade.EXACT, f"joined at a clear, in batch {seq}")
+                self._basis = (Confidence.CATCHING_UP, f"events of batch {seq} cannot be read")
+            elif self._basis[0] is not Confidence.EXACT and any(isinstance(event, Cleared) for event in batch.events):
+                self._basis = (Confidence.EXACT, f"joined at a clear, in batch {seq}")
         if self._settled:
-            self._steps.regrade(*self._judged())
+            self._steps.regrade(*self._compute_confidence())
 
     def _follow(self) -> None:
         self._asking.reset()
@@ -528,22 +528,22 @@ class KvStream:
         self._follow()
         self._waiting.unmark()
         self._settled = self._empty = False
-        self._basis = (Grade.CATCHING_UP, why)
+        self._basis = (Confidence.CATCHING_UP, why)
 
     def _settle(self, now_s: float) -> None:
         """End the suspension: all received batches are applied."""
         self._settled, self._misses = True, 0
         if self.replays:
-            self._asking.all_is_well(now_s)
+            self._asking.on_contiguous(now_s)
         self._steps.resume()
-        self._steps.regrade(*self._judged())
+        self._steps.regrade(*self._compute_confidence())
 
     def _lose(self, now_s: float) -> None:
         """Give up after a suspension that lasted too long."""
         self._steps.suspended = False
         why = f"event stream lost: {self.why}"
         self._forget(why)
-        self._steps.regrade(Grade.ESTIMATED, why)
+        self._steps.regrade(Confidence.ESTIMATED, why)
         if self.phase is Phase.ASKING:
             self._ask(now_s)
 

@@ -10,26 +10,33 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.placements import Brought, Candidate, Pull, Reason, Receipt
+from router.core.types.placements import Candidate, ExternalKv, PlacementReason, Pull, Receipt
 
 NEXT = 3  # cheapest candidates kept in addition to the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
-_RETRY, _ONLY, _POLICY, _PULL = Reason.RETRY, Reason.ONLY, Reason.POLICY, Reason.PULL
-_WARM, _COLD = Reason.WARM, Reason.COLD  # looking up an enum's member costs as much as a call
+_RETRY, _ONLY, _POLICY, _PULL = (
+    PlacementReason.RETRY,
+    PlacementReason.ONLY,
+    PlacementReason.POLICY,
+    PlacementReason.PULL,
+)
+_WARM, _COLD = PlacementReason.WARM, PlacementReason.COLD  # looking up an enum's member costs as much as a call
 
 
-def reason_of(chosen: Candidate, candidates: list[Candidate], *, tied: bool, retry: bool, cache_aware: bool) -> Reason:
+def reason_of(
+    chosen: Candidate, candidates: list[Candidate], *, tied: bool, retry: bool, cache_aware: bool
+) -> PlacementReason:
     """Return the reason of a choice.
 
     - `tied`: the price did not decide.
     - `cache_aware`: the policy considers caches.
     """
     if retry:
-        return Reason.RETRY
+        return PlacementReason.RETRY
     if len(candidates) == 1:
-        return Reason.ONLY
+        return PlacementReason.ONLY
     if not cache_aware:
-        return Reason.POLICY
+        return PlacementReason.POLICY
     longest = 0
     for c in candidates:
         if c.cached_tokens > longest:
@@ -38,10 +45,10 @@ def reason_of(chosen: Candidate, candidates: list[Candidate], *, tied: bool, ret
         return _COLD
     if chosen.cached_tokens == longest:
         return _WARM
-    return Reason.TIE if tied else Reason.SPILL
+    return PlacementReason.TIE if tied else PlacementReason.SPILL
 
 
-def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
+def trim_candidates(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
     """Return all candidates if there are few. Of many, return the chosen one, the longest holder and the next cheapest,
     in their original order. If several hold the same, the longest holder is the one with the earliest first token."""
     if len(candidates) <= KEPT_MAX:
@@ -74,7 +81,7 @@ def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:
     """Count the pulled tokens as cached on the chosen candidate, instead of as computed there."""
     chosen.uncached_tokens -= pull.tokens
     chosen.uncached_ms, chosen.stalled_ms = pull.uncached_ms, pull.stalled_ms
-    receipt.brought = Brought(receipt.predicted_tier_tokens, pull)
+    receipt.brought = ExternalKv(receipt.predicted_tier_tokens, pull)
     receipt.predicted_cached_tokens += pull.tokens
     receipt.spilled_tokens = max(0, receipt.spilled_tokens - pull.tokens)
     if not receipt.spilled_tokens:

@@ -4,7 +4,7 @@
     finish:  give the lease back, keep what prompt and answer left in the cache, learn from the answer
 
 The knowledge about replicas is updated by core/fleet/observations.py from the engines' reports, and by
-core/placement/learner.py from finished answers.
+core/placement/feedback.py from finished answers.
 
 The Router does not depend on HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual
 time. It is synchronous and single-threaded by contract: a method returns before the next begins, so there are no locks.
@@ -14,57 +14,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from router.core.cache.estimate import PrefixIndex
-from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.legs import Handshake, PairSeen
-from router.core.facts.placements import (
-    Brought,
-    Candidate,
-    Choice,
-    Ending,
-    Grade,
-    HeldBack,
-    Market,
-    Outcome,
-    Reason,
-    Receipt,
-    Split,
-)
-from router.core.facts.replicas import Replica
-from router.core.facts.requests import Priority
-from router.core.fleet import stuck, working
+from router.core.cache_state.event_index import BYTES_MAX as STORED_BYTES_MAX
+from router.core.cache_state.prefix_index import PrefixIndex
+from router.core.estimators.response_memory import ResponseMemory
+from router.core.estimators.reuse import ReuseModel
+from router.core.estimators.tier_load import LoadModel
+from router.core.fleet import activity, stall_detector
 from router.core.fleet.breaker import State
-from router.core.fleet.expected import ExpectedModels
-from router.core.fleet.fitness import Fitness
+from router.core.fleet.eligibility import Eligibility
+from router.core.fleet.expected_models import ExpectedModels
 from router.core.fleet.lease import DECODE, Lease
-from router.core.fleet.member import Member
+from router.core.fleet.member import ReplicaState
 from router.core.fleet.observations import Observations
-from router.core.learned.answers import AnswerMemory
-from router.core.learned.loads import LoadModel
-from router.core.learned.reuse import ReuseMemory
-from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer, long_enough
-from router.core.placement.conversations import Conversations
-from router.core.placement.credit import AnswerCredits
-from router.core.placement.deadlines import expected_ms, in_time, predicted_ms, unreachable
-from router.core.placement.eligible import refusal, who_may
-from router.core.placement.learner import Learner
-from router.core.placement.match import Matcher, PromptMatch
-from router.core.placement.opening import Opener
-from router.core.placement.places import Places
-from router.core.placement.policies import Near, Policy, Pulling, Splitting
-from router.core.placement.receipts import kept, reason_of, take_pull
+from router.core.insights.breakdown import Explainer
+from router.core.placement.answer_reuse import AnswerReuse
+from router.core.placement.capacity import CapacityPools
+from router.core.placement.conversation_affinity import Conversations
+from router.core.placement.disagg_leases import DisaggLeases
+from router.core.placement.disagg_split import DisaggPlanner
+from router.core.placement.feedback import OutcomeFeedback
+from router.core.placement.filters import filter_members, refusal
+from router.core.placement.lease_factory import LeaseFactory
+from router.core.placement.lease_listener import LeaseListener
+from router.core.placement.placement_request import PlacementRequest
+from router.core.placement.policies import DisaggPolicy, Policy, PullPolicy, RingOrdered
+from router.core.placement.prefix_match import Matcher, PromptMatch
+from router.core.placement.receipts import reason_of, take_pull, trim_candidates
+from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
 from router.core.placement.spill import spill
-from router.core.placement.splitting import Splitter
-from router.core.placement.two_legs import TwoLegs
-from router.core.placement.wanted import Wanted
-from router.core.placement.watch import LeaseWatch
+from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms, unreachable
+from router.core.types.disagg_types import KvConnector, PairStatus
+from router.core.types.placements import (
+    Candidate,
+    Confidence,
+    Deferred,
+    DisaggPlan,
+    EndReason,
+    ExternalKv,
+    Outcome,
+    PlacementContext,
+    PlacementReason,
+    PolicyDecision,
+    Receipt,
+)
+from router.core.types.replicas import Replica
+from router.core.types.requests import Priority
 
 NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are considered for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may add to the index
 # Looking up an enum's member costs as much as a call.
-_OK, _LEFT, _ESTIMATED, _LOW = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED, Priority.LOW
+_OK, _LEFT, _ESTIMATED, _LOW = EndReason.OK, EndReason.CLIENT_LEFT, Confidence.ESTIMATED, Priority.LOW
 
 
 class Router:
@@ -86,7 +86,7 @@ class Router:
         repeats: bool = False,
         tiers: bool = True,
         load_guesses: Mapping[str, LoadModel] | None = None,
-        graded: Callable[[str, Grade, str], None] = lambda *_: None,
+        graded: Callable[[str, Confidence, str], None] = lambda *_: None,
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
         slow_start_s: float = 0.0,
@@ -117,13 +117,14 @@ class Router:
         - `expected`: models that may have no replica.
         """
         self.policy = policy
-        self.watch: LeaseWatch | None = None  # observer of leases: core/sharing
-        # Ids of replicas that this router prefers among equals, because others take the rest (core/sharing/hearing.py).
+        self.watch: LeaseListener | None = None  # observer of leases: core/peer_sync
+        # Ids of replicas that this router prefers among equals, because others take the rest
+        # (core/peer_sync/applier.py).
         self.own: Collection[str] = ()
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
-        self.answers = AnswerMemory(memory_max)
-        self.reuse = ReuseMemory(memory_max)
+        self.answers = ResponseMemory(memory_max)
+        self.reuse = ReuseModel(memory_max)
         observations = Observations(
             self.index,
             blocks_max_default=blocks_max_default,
@@ -140,23 +141,27 @@ class Router:
         )
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
         self.fleet.means.load_guesses.update(load_guesses or {})
-        self.fitness = Fitness(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
+        self.fitness = Eligibility(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stuck_after_s = stuck_after_s
-        self._credits = AnswerCredits(self.fleet, self.models, self.index)
+        self._credits = AnswerReuse(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
         self.conversations = Conversations(memory_max, self.index, self.reuse)
-        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
-        self._opener = Opener(self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations)
-        self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
-        self._near = policy.near if isinstance(policy, Near) else None
-        self._pulls = policy.pulls if isinstance(policy, Pulling) else None
-        self._two_legs = TwoLegs(self.fleet, self.fitness, self.first_token, self.finish)
-        splitting = policy if isinstance(policy, Splitting) else None
-        self._splitter = Splitter(self.fleet, self.fitness, self._pricer, splitting) if splitting is not None else None
+        self._pricer = CostModel(self.fleet, self.index, self.knowledge, self.reuse)
+        self._opener = LeaseFactory(
+            self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations
+        )
+        self._ids_of_last: tuple[list[ReplicaState], dict[str, None]] = ([], {})
+        self._near = policy.order_by_ring if isinstance(policy, RingOrdered) else None
+        self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
+        self._two_legs = DisaggLeases(self.fleet, self.fitness, self.first_token, self.finish)
+        splitting = policy if isinstance(policy, DisaggPolicy) else None
+        self._splitter = (
+            DisaggPlanner(self.fleet, self.fitness, self._pricer, splitting) if splitting is not None else None
+        )
         # Delegated methods: reading replicas, engines' reports, lessons of answers. They are documented at their
         # definitions.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
-        self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
+        self.serving, self.model_names = self.fleet.list_serving, self.fleet.model_names
         self.serving_alone = self.fleet.serving_alone
         self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
         self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
@@ -165,11 +170,11 @@ class Router:
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
         self.lacks_model = observations.lacks_model
-        self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
-        places = Places(self.fleet, self.fitness, splits=splitting is not None)
+        self.found_dead, self.apply_peer_evidence = self.fitness.found_dead, self.fitness.apply_peer_evidence
+        places = CapacityPools(self.fleet, self.fitness, splits=splitting is not None)
         self.who_may_prefill, self.has_room = places.prefill, places.has_room
-        self.places_of, self.may_split = places.of, places.may_split
-        learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
+        self.places_of, self.may_split = places.filter_places, places.may_split
+        learner = OutcomeFeedback(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
     def configure(self, *, slow_start_s: float, stuck_after_s: float) -> None:
@@ -184,7 +189,7 @@ class Router:
         return joined, left
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[ReplicaState]:
         """All replicas, in a stable order. The list is a copy."""
         return list(self.fleet.members.values())
 
@@ -199,32 +204,32 @@ class Router:
         time may try it."""
         member = self.fleet.members.get(id_)
         if member is not None:
-            self.fitness.rest(member, until_s, full=full)
+            self.fitness.set_cooldown(member, until_s, full=full)
 
-    def prove_peer(self, id_: str, address: str) -> None:
+    def set_p2p_address(self, id_: str, address: str) -> None:
         """Record that a replica takes part in P2P KV transfer: it serves its CPU memory to peers at this address
         (`host:port`), and fetches from them. "": it does not."""
         if id_ in self.fleet.members:
             self.fleet.pulls.prove(id_, address)
 
-    def rest_source(self, id_: str, until_s: float) -> None:
+    def cooldown_pull_source(self, id_: str, until_s: float) -> None:
         """Stop fetching from a replica until this time: a request that needed a P2P transfer from it got no answer in
         time."""
         self.fleet.pulls.rest(id_, until_s)
 
-    def prove_handshake(self, id_: str, handshake: Handshake | None, address: str) -> None:
+    def set_kv_connector(self, id_: str, handshake: KvConnector | None, address: str) -> None:
         """Record the KV connector between a replica and the replicas that it prefills or decodes for.
 
         - `handshake`: the protocol; None: no connector is known.
         - `address`: the address that serves blocks (`host:port`); "" if the prefill stage's answer contains it.
         """
         if id_ in self.fleet.members:
-            self.fleet.legs.prove(id_, handshake, address)
+            self.fleet.legs.set_connector(id_, handshake, address)
 
-    def hand_of(self, id_: str) -> tuple[Handshake, str, bool] | None:
+    def kv_connector_of(self, id_: str) -> tuple[KvConnector, str, bool] | None:
         """Return a replica's KV connector, its address, and True if it is active now; None if the replica never had
         one."""
-        if (found := self.fleet.legs.hand_of(id_)) is None:
+        if (found := self.fleet.legs.connector_of(id_)) is None:
             return None
         hand, now = found
         return hand.handshake, hand.address, now
@@ -234,18 +239,18 @@ class Router:
         cooldown after a failure (`resting`)."""
         return self.fleet.legs.pair_counts(now_s)
 
-    def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
+    def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairStatus], int]:
         """Return pairs for display, those in cooldown first, and the total number of pairs."""
-        return self.fleet.legs.seen(pairs_max, now_s)
+        return self.fleet.legs.list_pairs(pairs_max, now_s)
 
     def pull_address(self, id_: str) -> str | None:
         """Return the address at which a replica's engine takes requests of its peers (`host:port`); None if unknown."""
         peer = self.fleet.pulls.peers.get(id_)
         return None if peer is None else peer.address
 
-    def takes_whole(self, member: Member) -> bool:
+    def takes_whole(self, member: ReplicaState) -> bool:
         """True if a replica takes requests without disaggregated prefill."""
-        return self.fleet.legs.takes_whole(member)
+        return self.fleet.legs.serves_unsplit(member)
 
     def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
         """Return new pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`. It must be called
@@ -255,28 +260,28 @@ class Router:
     def pair_warmed(self, prefill: str, decode: str, *, ok: bool, now_s: float) -> None:
         """Record that a pair was warmed and takes traffic from now on, or that this failed and the pair is in
         cooldown."""
-        self.fleet.legs.warmed(prefill, decode, now_s, ok=ok)
+        self.fleet.legs.note_warm_up(prefill, decode, now_s, ok=ok)
 
     def pair_broke(self, prefill: str, decode: str, *, now_s: float) -> None:
         """Record that a disaggregated request failed at its decoding replica, for example because blocks do not arrive.
         The pair enters cooldown, and gets no traffic before it is warmed again."""
-        self.fleet.legs.broke(self.fleet.members, prefill, decode, now_s)
+        self.fleet.legs.cooldown_pair(self.fleet.members, prefill, decode, now_s)
 
-    def look(self, now_s: float) -> Iterator[list[str]]:
+    def scan_for_stalls(self, now_s: float) -> Iterator[list[str]]:
         """Search for stalled replicas; it must be called a few times a second. Yields replicas with silent requests
         that must be tried elsewhere. Each step covers a slice of the fleet, so that other work can run in between."""
-        return stuck.look(self.fleet, self.fitness, now_s, self._stuck_after_s)
+        return stall_detector.scan(self.fleet, self.fitness, now_s, self._stuck_after_s)
 
-    def at_work(self, since_s: float) -> tuple[list[str], list[str]]:
+    def list_active(self, since_s: float) -> tuple[list[str], list[str]]:
         """Return the replicas with open leases in two lists: those active since this time, and the others that are
-        healthy but report no token counter (core/fleet/working.py)."""
-        return working.at_work(self.fleet, since_s)
+        healthy but report no token counter (core/fleet/activity.py)."""
+        return activity.list_active(self.fleet, since_s)
 
     # -- placing -------------------------------------------------------------------------------------------------
 
     def route(
         self,
-        wanted: Wanted,
+        wanted: PlacementRequest,
         now_s: float,
         *,
         exclude: frozenset[str] = NOBODY,
@@ -292,16 +297,16 @@ class Router:
         - `full`: replicas that are skipped if there are others.
         - `may_hold_back`: the request may be deferred.
 
-        Raises NoReplica if no candidate is left, and HeldBack if the request should be placed later. Raises Shed if all
-        candidates have requested a cooldown, or if none keeps the deadline of a request of low priority.
+        Raises NoReplicaReady if no candidate is left, and Deferred if the request should be placed later. Raises Shed
+        if all candidates have requested a cooldown, or if none keeps the deadline of a request of low priority.
         """
         whole = not wanted.may_split
-        members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s, whole=whole)
+        members = filter_members(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s, whole=whole)
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
             members = long_enough(members, wanted, match.size.prompt_tokens)
-        expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
+        expected = self.conversations.find_expected_replica(wanted, match) if wanted.conversation is not None else ""
         market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
         able: Sequence[Candidate] = candidates
         splitter = self._splitter_for(wanted, only)
@@ -310,20 +315,20 @@ class Router:
             able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed and not splitter)
         choice = self.policy.choose(market, able)
         if may_hold_back and choice.hold_back:
-            raise HeldBack
+            raise Deferred
         chosen = candidates[0]
         for chosen in candidates:
             if chosen.id == choice.id:
                 break
-        split: Split | None = None
+        split: DisaggPlan | None = None
         if splitter is not None and not isinstance(only, str):
             split = splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
             if able is candidates and wanted.due_s is not None and wanted.priority is _LOW and not exclude:
                 self._refuse_late(candidates, splitter, split, (wanted.due_s - now_s) * 1e3)
             if split is not None:
                 chosen = split.decode
-            elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
-                if not any(self.fleet.legs.takes_whole(member) for member in members):
+            elif not self.fleet.legs.serves_unsplit(self.fleet.members[chosen.id]):
+                if not any(self.fleet.legs.serves_unsplit(member) for member in members):
                     if full:  # the replicas that are not full may not be paired
                         return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
                     raise refusal(self.fleet, wanted.model, exclude, only, now_s)
@@ -339,11 +344,11 @@ class Router:
         receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
         receipt.weighed = market.replicas
         if chosen.tier_tokens and split is None:
-            receipt.brought = Brought(chosen.tier_tokens)
+            receipt.brought = ExternalKv(chosen.tier_tokens)
         lasts_ms = expected_ms(chosen)
         if split is not None and splitter is not None:
             lasts_ms = split.expected_ms
-            receipt.brought = Brought(split.prefill.tier_tokens, None, splitter.leg(split))
+            receipt.brought = ExternalKv(split.prefill.tier_tokens, None, splitter.leg(split))
         elif match.sources and self._pulls is not None:
             pull = self._pricer.pull(chosen, match, now_s)
             if pull is not None and self._pulls(market, chosen, pull):
@@ -352,8 +357,8 @@ class Router:
         speeds = self.fleet.members[chosen.id].speeds
         first_tokens = speeds.first_tokens if split is None else speeds.first_tokens_split
         receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
-        if wanted.unseen and receipt.grade is _ESTIMATED:
-            receipt.grade = Grade.UNSEEN
+        if wanted.response_bypasses_router and receipt.grade is _ESTIMATED:
+            receipt.grade = Confidence.UNSEEN
         self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
         # narrowed choices differ from another router's choices
         guessed = choice.guessed and not (exclude or only or full)
@@ -363,12 +368,12 @@ class Router:
             self._opener.open_prefill(wanted, match, split.prefill, receipt.leg, lease, self.watch, now_s)
         return lease
 
-    def _splitter_for(self, wanted: Wanted, only: str | frozenset[str] | None) -> Splitter | None:
+    def _splitter_for(self, wanted: PlacementRequest, only: str | frozenset[str] | None) -> DisaggPlanner | None:
         """Return the Splitter if the request may use disaggregated prefill, else None."""
         return self._splitter if wanted.may_split and self.fleet.legs.hands and not isinstance(only, str) else None
 
     def _refuse_late(
-        self, candidates: Sequence[Candidate], splitter: Splitter, split: Split | None, left_ms: float
+        self, candidates: Sequence[Candidate], splitter: DisaggPlanner, split: DisaggPlan | None, left_ms: float
     ) -> None:
         """Raise Shed if neither a candidate nor a pair keeps the deadline."""
         soonest_ms = min([predicted_ms(each, self.fleet.members) for each in candidates])
@@ -377,11 +382,13 @@ class Router:
         if soonest_ms > left_ms:
             raise unreachable(soonest_ms, left_ms)
 
-    def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
+    def predict_ttft(
+        self, wanted: PlacementRequest, now_s: float, only: str | frozenset[str] | None = None
+    ) -> tuple[float, float]:
         """Return the predicted time to the first token on the fastest replica now, and the shortest prefill time, both
-        in milliseconds. Raises NoReplica and Shed."""
+        in milliseconds. Raises NoReplicaReady and Shed."""
         whole, fleet = not wanted.may_split, self.fleet.members
-        members = who_may(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s, whole=whole)
+        members = filter_members(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s, whole=whole)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         market, candidates = self._price(members, match, wanted.ring_key, "", now_s)
         times_ms = [predicted_ms(each, fleet) for each in candidates]
@@ -395,7 +402,7 @@ class Router:
                 prefills_ms.append(split.prefill.loading_ms + split.prefill.uncached_ms)
         return min(times_ms), min(prefills_ms)
 
-    def turned_away(self, wanted: Wanted) -> None:
+    def note_shed(self, wanted: PlacementRequest) -> None:
         """Record that a request will not be placed; its text may still be stored."""
         if self.explainer is not None and wanted.chain is not None:
             self.explainer.turned_away(wanted.chain)
@@ -407,10 +414,10 @@ class Router:
             if lease.role == DECODE:
                 self._two_legs.first_token(member, lease, self.watch, now_s)
                 return
-            alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.undisturbed(lease)
-            member.prefilled(lease, now_s)
+            alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.is_clean_sample(lease)
+            member.on_first_token(lease, now_s)
             if lease.receipt.pull is not None:
-                self.fleet.pulls.arrived(lease, lease.receipt.pull, now_s, alone=alone)
+                self.fleet.pulls.on_transfer_complete(lease, lease.receipt.pull, now_s, alone=alone)
             if self.watch is not None:
                 self.watch.first_token(lease, now_s)
             if lease.streams:
@@ -418,78 +425,84 @@ class Router:
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
-    def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+    def finish_prefill(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """End the prefill stage of a decode lease, successful or not. A second call has no effect."""
-        self._two_legs.prefilled(lease, outcome, self.watch, now_s)
+        self._two_legs.finish_prefill(lease, outcome, self.watch, now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Close a lease at the end of the answer, whatever the outcome. A second call has no effect."""
         if lease.receipt.pull is not None:
             self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if lease.role == DECODE:
-            outcome = self._two_legs.over(lease, outcome, now_s)
+            outcome = self._two_legs.finish(lease, outcome, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
-                self.watch.gone(lease)
+                self.watch.on_orphaned(lease)
             return
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
-        late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
+        late = late and stall_detector.is_late(member, lease, now_s, self._stuck_after_s)
         if late and self.fleet.legs.decoders:
-            late = not stuck.is_held(self.fleet, lease, now_s, self._stuck_after_s)
+            late = not stall_detector.waits_for_decode_peer(self.fleet, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:
-            member.left(lease, late=late)
+            member.on_client_disconnect(lease, late=late)
         computed = ok or lease.first_token_s is not None
         if lease.stored is not None and lease.tokens is not None:
-            grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
+            grown = outcome.usage.answer_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
         computed = computed or (left and not lease.streams)  # the prompt may have been computed unseen
         answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
         if self.watch is not None:
-            self.watch.ended(lease, outcome, len(answer_keys), computed=computed)
+            self.watch.on_ended(lease, outcome, len(answer_keys), computed=computed)
         if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
             if lease.conversation:
-                self.conversations.ended(lease.conversation, lease.replica, answer_keys, now_s, final=lease.final)
+                self.conversations.note_response(
+                    lease.conversation, lease.replica, answer_keys, now_s, final=lease.final
+                )
         else:
             self.index.retract(lease.replica, lease.id)
-            if self.explainer is not None and lease.end_key is not None and not self._two_legs.computed(lease):
-                life = self._computing(lease.receipt, member).life
+            if (
+                self.explainer is not None
+                and lease.end_key is not None
+                and not self._two_legs.has_computed_prompt(lease)
+            ):
+                life = self._get_prefill_member(lease.receipt, member).cache_epoch
                 self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, life)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
-            self.fitness.ended(member, lease, outcome.ending, now_s)
+            self.fitness.on_lease_ended(member, lease, outcome.ending, now_s)
         if ok:
-            member.answered(lease, now_s)
+            member.on_response_end(lease, now_s)
             self._learn(member, lease, outcome, now_s)
 
     # -- steps of route ------------------------------------------------------------------------------------------
 
     def _price(
-        self, members: list[Member], match: PromptMatch, ring_key: str, expected: str, now_s: float
-    ) -> tuple[Market, list[Candidate]]:
+        self, members: list[ReplicaState], match: PromptMatch, ring_key: str, expected: str, now_s: float
+    ) -> tuple[PlacementContext, list[Candidate]]:
         """Return the placement context and the priced candidates: all members, or of many members those that can be the
         cheapest."""
         pricer, count = self._pricer, len(members)
         survey = pricer.survey(members, now_s)
         waits_ms, order = survey.waits_ms, list[str]()
-        if count > FEW and self._near is not None:
+        if count > PRICE_ALL_BELOW and self._near is not None:
             order = self._near(ring_key, self._ids_of(members))
             listed = pricer.shortlist(members, match, survey, [match.home, expected, *order[:NEAR]])
             members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
         candidates = pricer.candidates(members, waits_ms, survey.slower, match, now_s)
         tie_ms, unit_ms = members[0].speeds.units()
         backlog, median = survey.backlog_ms / unit_ms, survey.median_ms / unit_ms
-        in_flight, elsewhere = survey.in_flight, self.fleet.elsewhere
-        market = Market(
+        in_flight, elsewhere = survey.in_flight, self.fleet.other_router_probability
+        market = PlacementContext(
             ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, match.home, elsewhere, expected, order
         )
-        market.own = self.own
+        market.preferred_replicas = self.own
         return market, candidates
 
-    def _ids_of(self, members: list[Member]) -> dict[str, None]:
+    def _ids_of(self, members: list[ReplicaState]) -> dict[str, None]:
         """Return the ids of these members. Every change creates a new list of members (fleet/roster.py), so the ids of
         the last list are valid for the same list object."""
         if self._ids_of_last[0] is not members or len(self._ids_of_last[1]) != len(members):
@@ -499,27 +512,27 @@ class Router:
     def _receipt(
         self,
         match: PromptMatch,
-        members: list[Member],
+        members: list[ReplicaState],
         candidates: list[Candidate],
         chosen: Candidate,
-        choice: Choice,
+        choice: PolicyDecision,
         exclude: frozenset[str],
         full: Collection[str],
-        split: Split | None,
+        split: DisaggPlan | None,
     ) -> tuple[Receipt, str]:
         """Return the receipt, which states why a replica with more of the prompt was not chosen, and the id of that
         replica (or ""). With disaggregated prefill the prompt is computed by the prefill stage's replica, whatever the
         other one holds."""
         name, cache_aware = self.policy.name, self.policy.cache_aware
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
-        few, holder, computing = kept(candidates, chosen), "", chosen
+        few, holder, computing = trim_candidates(candidates, chosen), "", chosen
         if split is not None:
-            computing, reason = split.prefill, reason if reason is Reason.RETRY else Reason.SPLIT
+            computing, reason = split.prefill, reason if reason is PlacementReason.RETRY else PlacementReason.SPLIT
         whole_ms = computing.price_ms
         tokens, cached = match.size.prompt_tokens, computing.cached_tokens
         receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few)
         if match.depths or match.stored:
-            elsewhere, only_prefill = self._pricer.elsewhere(members, match), self.fleet.prefillers.keys()
+            elsewhere, only_prefill = self._pricer.holders_outside(members, match), self.fleet.prefillers.keys()
             if split is not None and self._splitter is not None and only_prefill:
                 candidates = [*candidates, *[c for c in self._splitter.prefill if c.id in only_prefill]]
                 elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
@@ -533,22 +546,38 @@ class Router:
         return receipt, holder
 
     def _explain(
-        self, receipt: Receipt, wanted: Wanted, match: PromptMatch, retry: bool, holder: str, now_s: float
+        self, receipt: Receipt, wanted: PlacementRequest, match: PromptMatch, retry: bool, holder: str, now_s: float
     ) -> None:
         explainer = self.explainer
         if explainer is None:
             return
-        member, ratio = self._computing(receipt, self.fleet.members[receipt.replica]), match.size.bytes_per_token
-        depth, block_tokens, lives = match.depths.get(member.id, 0), member.load.block_tokens or 1, self.fleet.lives
+        member, ratio = (
+            self._get_prefill_member(receipt, self.fleet.members[receipt.replica]),
+            match.size.bytes_per_token,
+        )
+        depth, block_tokens, lives = (
+            match.depths.get(member.id, 0),
+            member.load.block_tokens or 1,
+            self.fleet.cache_epochs,
+        )
         chain, seen = wanted.chain, wanted.sighting
         explainer.explain(
-            receipt, chain, ratio, depth, member.life, seen, now_s, block_tokens=block_tokens, lives=lives, retry=retry
+            receipt,
+            chain,
+            ratio,
+            depth,
+            member.cache_epoch,
+            seen,
+            now_s,
+            block_tokens=block_tokens,
+            lives=lives,
+            retry=retry,
         )
         # a P2P transfer may have supplied the holder's blocks
         if holder and receipt.spill and receipt.miss is not None:
             receipt.miss.held = (holder, receipt.spill)
 
-    def _computing(self, receipt: Receipt, decoding: Member) -> Member:
+    def _get_prefill_member(self, receipt: Receipt, decoding: ReplicaState) -> ReplicaState:
         """Return the member that computes the prompt: the decoding member, or that of the prefill stage."""
         leg = receipt.leg
         return decoding if leg is None else self.fleet.members.get(leg.replica, decoding)

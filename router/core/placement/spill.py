@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Reason
+from router.core.types.placements import Candidate, PlacementReason
 
 
 class SpillCause(StrEnum):
@@ -49,7 +49,7 @@ class Spill(Struct, gc=False):
 def spill(
     chosen: Candidate,
     candidates: Sequence[Candidate],
-    reason: Reason,
+    reason: PlacementReason,
     *,
     elsewhere: Mapping[str, int],
     exclude: Collection[str] = (),
@@ -78,9 +78,9 @@ def spill(
     if holder is None:
         return None
     tokens = most - chosen.cached_tokens
-    if reason is Reason.POLICY:
+    if reason is PlacementReason.POLICY:
         return Spill(SpillCause.POLICY, tokens, holder.id)
-    return Spill(SpillCause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens, holder.id)
+    return Spill(SpillCause.TIE if reason is PlacementReason.TIE else _dearest(holder, chosen), tokens, holder.id)
 
 
 def _dues(c: Candidate) -> float:

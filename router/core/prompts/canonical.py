@@ -26,15 +26,16 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
-from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
-from router.core.prompts import interpreter, slices
-from router.core.prompts.blocks import SPANS_MAX
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts import gil, slices
+from router.core.prompts.block_keys import SPANS_MAX
+from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.slices import SLICE_BYTES, utf8
+from router.core.types.requests import OPAQUE_BYTES, Heading, MessageBoundary, MessagePrefix, Prompt
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
 # The token count of an image does not depend on the length of its URL: the image is written as OPAQUE_REPEATS digests.
-# The number of tokens is learned (core/learned/token_ratio.py). Bytes that are already hashed must not change with it.
+# The number of tokens is learned (core/estimators/token_ratio.py). Bytes that are already hashed must not change with
+# it.
 OPAQUE_REPEATS = OPAQUE_BYTES // 16
 # Claude Code's attribution line changes with every request; vLLM drops it from system prompts, so that they match.
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -63,7 +64,7 @@ class Chat:
         "_out", "_size", "_spans", "begins", "media",
     )  # fmt: skip
 
-    def __init__(self, before: Beginning | None = None) -> None:
+    def __init__(self, before: MessagePrefix | None = None) -> None:
         """`before`: messages written with an earlier prompt, which this one extends."""
         self._head: list[bytes] = []
         self._out: list[bytes] = []
@@ -116,19 +117,19 @@ class Chat:
 
     def system(self, text: str) -> None:
         """Write a system prompt that the request has apart from its messages."""
-        self._head += (RS, b"system", US, utf8(_without_billing(text)))
+        self._head += (RS, b"system", US, utf8(_strip_billing(text)))
 
     def head_breakpoint(self, behind_bytes: int = 0) -> None:
         """Record a client's cache breakpoint at the current end of the head, except for its last `behind_bytes`
         bytes."""
         self._head_hint = sum(map(len, self._head)) - behind_bytes
 
-    def rendered(self, heading: Heading) -> None:
+    def set_head(self, heading: Heading) -> None:
         """Set the whole head to a result of `heading`."""
         head, self._head_hint, self._arguments, self._fewer_tools = heading
         self._head = [head]
 
-    def heading(self) -> Heading:
+    def get_heading(self) -> Heading:
         """Return the whole head."""
         return b"".join(self._head), self._head_hint, self._arguments, self._fewer_tools
 
@@ -142,12 +143,12 @@ class Chat:
             if len(message) != 2 or not isinstance(text, str) or not isinstance(role, str):
                 break
             if role == "system":
-                text = _without_billing(text)
+                text = _strip_billing(text)
             lead = _LEADS.get(role) or RS + role.encode() + US
             data = text.encode() if len(text) <= long else utf8(text)
             out += lead, data
             if not len(out) & OTHERS_AFTER:
-                interpreter.let_others()
+                gil.release_gil()
             start = end
             end += len(lead) + len(data)
             if role == "assistant":
@@ -160,7 +161,7 @@ class Chat:
     def text(self, role: str, text: str) -> None:
         """Write one message that is a text and has no other fields."""
         if role == "system":
-            text = _without_billing(text)
+            text = _strip_billing(text)
         lead = _LEADS.get(role) or RS + role.encode() + US
         data = text.encode() if len(text) <= SLICE_BYTES else utf8(text)
         self._out += (lead, data)
@@ -177,12 +178,12 @@ class Chat:
         breakpoint of the client, the number of parts before it."""
         out = [RS, role.encode(), US]
         if role == "system":
-            kept = [_without_billing(part) for part in parts]
+            kept = [_strip_billing(part) for part in parts]
             breakpoints = [sum(map(bool, kept[:marked])) for marked in breakpoints]
             parts = [part for part in kept if part]
         for position, part in enumerate(parts):
             if not position % PIECES_MAX:
-                interpreter.let_others()
+                gil.release_gil()
             if position:
                 out.append(b"\n")  # vLLM joins text parts this way if the template takes a string
             if isinstance(part, str):
@@ -196,7 +197,7 @@ class Chat:
         for name, value in fields:
             out += (GS, name.encode(), US, value)
         if len(out) > PIECES_MAX:
-            out = _joined(out)
+            out = _merge_pieces(out)
         self._out += out
         self._end(role, sum(map(len, out)))
 
@@ -215,22 +216,22 @@ class Chat:
         elif role == "user" and self.begins:
             self._first_user_end, self.begins = end, False
 
-    def beginning(self) -> Beginning:
+    def get_beginning(self) -> MessagePrefix:
         """Return the messages written up to now, for prompts that extend them."""
         spans = tuple(self._spans[-SPANS_MAX:])
-        return Beginning(self._size, self._first_user_end, spans, self._opaque_bytes, self._hint)
+        return MessagePrefix(self._size, self._first_user_end, spans, self._opaque_bytes, self._hint)
 
     def prompt(self) -> Prompt:
         """Return the prompt that was written."""
-        interpreter.let_others()
+        gil.release_gil()
         return self._prompt(b"".join([*self._head, *self._out]), sum(map(len, self._head)))
 
-    def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
+    def build_linked_prompt(self, ends: list[MessagePrefix], whole: Callable[[], Prompt | None]) -> Prompt:
         """Return the content written after `before`, as a prompt linked to others."""
-        head, before = self.heading()[0], self._before
+        head, before = self.get_heading()[0], self._before
         prompt = self._prompt(b"".join(self._out if before else [head, *self._out]), len(head))
         prompt.skipped_bytes = len(head) + before.size if before else 0
-        prompt.joint = Joint(head, before, ends, whole)
+        prompt.joint = MessageBoundary(head, before, ends, whole)
         return prompt
 
     def _prompt(self, text: bytes, head: int) -> Prompt:
@@ -249,7 +250,7 @@ _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistan
 def _tool(tool: object) -> object:
     """Return the tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no
     nulls."""
-    interpreter.let_others()
+    gil.release_gil()
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
         return tool
@@ -302,11 +303,11 @@ def _arguments(arguments: object) -> object:
         return arguments
 
 
-def _joined(pieces: list[bytes]) -> list[bytes]:
+def _merge_pieces(pieces: list[bytes]) -> list[bytes]:
     """Return the same bytes in fewer pieces: joining a million of them takes tens of milliseconds."""
     made: list[bytes] = []
     for at in range(0, len(pieces), PIECES_MAX):
-        interpreter.let_others()
+        gil.release_gil()
         made.append(b"".join(pieces[at : at + PIECES_MAX]))
     return made
 
@@ -325,10 +326,10 @@ def arguments(raw: Raw) -> bytes:
 
 
 @overload
-def _without_billing(part: str) -> str: ...
+def _strip_billing(part: str) -> str: ...
 @overload
-def _without_billing(part: bytes) -> bytes: ...
-def _without_billing(part: Part) -> Part:
+def _strip_billing(part: bytes) -> bytes: ...
+def _strip_billing(part: Part) -> Part:
     if isinstance(part, str) and part.startswith(BILLING_HEADER):
         return part.partition("\n")[2]
     return part

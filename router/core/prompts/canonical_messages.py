@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import agents, bodies, slices
-from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts import agent_headers, json_fields, slices
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
+from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
+from router.core.prompts.json_fields import ABSENT, UNREADABLE
 from router.core.prompts.messages_fields import (
     LOOSE,
     Block,
@@ -21,7 +20,7 @@ from router.core.prompts.messages_fields import (
     LooseBody,
     Message,
     MessagesBody,
-    as_function,
+    build_messages_body,
     decode_blocks,
     decode_body,
     decode_head,
@@ -29,11 +28,12 @@ from router.core.prompts.messages_fields import (
     decode_messages,
     decode_tools,
     system_text,
-    with_messages,
+    to_function,
 )
-from router.core.prompts.template_chat import Unfit
+from router.core.prompts.template_chat import UnsupportedForTemplate
+from router.core.types.requests import DecodedMessages, Heading, Prompt, RequestSpec
 
-SEEN_AS = (b"anthropic", b"anthropic, kept")  # names of bodies in a `Seen`
+SEEN_AS = (b"anthropic", b"anthropic, kept")  # names of bodies in a `BodyPrefixCache`
 
 
 class _Source(msgspec.Struct):
@@ -44,20 +44,20 @@ class _Source(msgspec.Struct):
 
 
 def decode_loose(body: bytes) -> LooseBody:
-    """Decode the body field by field. Raises BadBody if it is not a JSON object."""
-    return bodies.decode_body(LOOSE, body)
+    """Decode the body field by field. Raises InvalidBody if it is not a JSON object."""
+    return json_fields.decode_body(LOOSE, body)
 
 
-def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
+def parse_quick(body: bytes, keep: bool, seen: BodyPrefixCache | None) -> RequestSpec | None:
     """Return the request if every field has the right type, as in nearly all requests, else None."""
     try:
         prompt, new_bytes = None, 0
         if seen is not None and (place := seen.find(body, SEEN_AS[keep])):
             fields: Head = decode_head(place.rest)
-            said = place.said() if keep else None
+            said = place.copy_known_messages() if keep else None
             prompt = _seen_prompt(fields, body, seen, place, said)
             if prompt is not None and said is not None:
-                fields, new_bytes = with_messages(fields, said.messages), len(place.rest)
+                fields, new_bytes = build_messages_body(fields, said.messages), len(place.rest)
         if prompt is None:
             quick = fields = decode_body(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
             chat = Chat()
@@ -65,10 +65,10 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
             for message in quick.messages:
                 _message(chat, message)
             prompt = chat.prompt()
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
     most, salt = fields.max_tokens, fields.cache_salt
-    return Ask(
+    return RequestSpec(
         fields.model or None,
         prompt,
         fields.stream or False,
@@ -76,8 +76,8 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         wants_usage=True,
-        metadata=bodies.metadata_of(fields.metadata),
-        names=agents.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
+        metadata=json_fields.metadata_of(fields.metadata),
+        names=agent_headers.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
         new_bytes=new_bytes,
         decoded=fields if keep else None,
     )
@@ -88,29 +88,31 @@ def _long(body: bytes) -> MessagesBody:
     folded = slices.fold(body)
     fields: Head = decode_head(folded.document)
     messages, fields.messages = fields.messages, []
-    return with_messages(folded.restored(fields), list(folded.each(messages, decode_message)))
+    return build_messages_body(folded.restore(fields), list(folded.each(messages, decode_message)))
 
 
-def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place, said: Said | None) -> Prompt | None:
+def _seen_prompt(
+    fields: Head, body: bytes, seen: BodyPrefixCache, place: KnownPrefix, said: DecodedMessages | None
+) -> Prompt | None:
     messages = place.new(fields.messages)
     if messages is None:
         return None
     chat = Chat(place.mark.beginning)
     parts = [fields.tools, fields.system, fields.chat_template_kwargs, fields.output_config, fields.thinking]
-    chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
+    chat.set_head(seen.get_or_render(parts, lambda: _build_heading(fields)))
 
     def write(raw: Raw) -> Message:
         message: Message = slices.read(decode_message, raw)
         _message(chat, message)
         return message
 
-    return seen.go_on(chat, place, body, messages, write, lambda: prompt_of(decode_loose(body)), said)
+    return seen.resume(chat, place, body, messages, write, lambda: prompt_of(decode_loose(body)), said)
 
 
-def _heading(fields: Fields) -> Heading:
+def _build_heading(fields: Fields) -> Heading:
     chat = Chat()
     _head(chat, fields)
-    return chat.heading()
+    return chat.get_heading()
 
 
 def prompt_of(fields: LooseBody) -> Prompt | None:
@@ -124,23 +126,23 @@ def prompt_of(fields: LooseBody) -> Prompt | None:
             for message in messages:
                 _message(chat, message)
         return chat.prompt()
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
 
 
 def _head(chat: Chat, fields: Fields) -> None:
-    if bodies.given(fields.tools):
+    if json_fields.has_value(fields.tools):
         tools = decode_tools(fields.tools)
-        chat.tools([as_function(tool) for tool in tools])
-        if tools and bodies.given(tools[-1].cache_control):
+        chat.tools([to_function(tool) for tool in tools])
+        if tools and json_fields.has_value(tools[-1].cache_control):
             chat.head_breakpoint()
-    if bodies.given(fields.chat_template_kwargs):
+    if json_fields.has_value(fields.chat_template_kwargs):
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
-    effort = (bodies.as_type(dict, fields.output_config) or {}).get("effort")
-    if (bodies.as_type(dict, fields.thinking) or {}).get("type") == "disabled":
+    effort = (json_fields.decode_as(dict, fields.output_config) or {}).get("effort")
+    if (json_fields.decode_as(dict, fields.thinking) or {}).get("type") == "disabled":
         effort = NO_EFFORT  # vLLM passes this to templates that can switch thinking off
     chat.effort(effort)
-    if bodies.given(fields.system):
+    if json_fields.has_value(fields.system):
         content = slices.read(decode_blocks, fields.system)
         if system := content if isinstance(content, str) else system_text(content):
             chat.system(system)
@@ -149,7 +151,7 @@ def _head(chat: Chat, fields: Fields) -> None:
 
 
 def _mark_system(chat: Chat, blocks: list[Block]) -> None:
-    marked = [number for number, block in enumerate(blocks, 1) if bodies.given(block.cache_control)]
+    marked = [number for number, block in enumerate(blocks, 1) if json_fields.has_value(block.cache_control)]
     if marked:
         chat.head_breakpoint(len(system_text(blocks[marked[-1] :]).encode()))
 
@@ -170,14 +172,14 @@ def _message(chat: Chat, message: Message) -> None:
     breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
-            made.append(call(block.name or "", slices.value(block.input) if bodies.given(block.input) else {}))
+            made.append(call(block.name or "", slices.value(block.input) if json_fields.has_value(block.input) else {}))
         elif block.type == "tool_result" and role == "user":
             _tool_result(chat, block)
         elif block.type == "thinking":
             thoughts += [block.thinking] if block.thinking is not None else []
         else:
             parts += _part(block)
-            if bodies.given(block.cache_control):
+            if json_fields.has_value(block.cache_control):
                 breakpoints = (*breakpoints, len(parts))
     if role == "user" and not parts:
         return
@@ -194,7 +196,7 @@ def _part(block: Block) -> list[Part]:
         return [_image(block.source)]
     if block.type in ("redacted_thinking", "tool_reference"):
         return []  # vLLM leaves these blocks out
-    raise Unfit(block.type)
+    raise UnsupportedForTemplate(block.type)
 
 
 def _image(raw: Raw) -> bytes:
@@ -205,10 +207,10 @@ def _image(raw: Raw) -> bytes:
 
 def _tool_result(chat: Chat, block: Block) -> None:
     """Write a message of role `tool`. Its images follow as a user message."""
-    content = slices.read(decode_blocks, block.content) if bodies.given(block.content) else ""
+    content = slices.read(decode_blocks, block.content) if json_fields.has_value(block.content) else ""
     blocks = [] if isinstance(content, str) else content
     if any(part.type == "tool_reference" for part in blocks):
-        raise Unfit("tool_reference")
+        raise UnsupportedForTemplate("tool_reference")
     text = content if isinstance(content, str) else "\n".join(part.text or "" for part in blocks if part.type == "text")
     chat.message("tool", (text,))
     images = [_image(part.source) for part in blocks if part.type == "image"]

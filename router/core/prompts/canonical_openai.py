@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import agents, bodies, interpreter, slices
-from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given, is_text
+from router.core.prompts import agent_headers, gil, json_fields, slices
 from router.core.prompts.canonical import PIECES_MAX, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_items, decode_text
+from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
+from router.core.prompts.json_fields import ABSENT, UNREADABLE, has_value, is_text
 from router.core.prompts.openai_fields import (
     QuickFields,
     RestFields,
@@ -27,9 +26,10 @@ from router.core.prompts.openai_fields import (
     decode_quick,
     decode_rest,
 )
-from router.core.prompts.template_chat import ChatBody, Odd, decode_kept, decode_openai
+from router.core.prompts.template_chat import ChatBody, LooseChatBody, decode_kept, decode_openai
+from router.core.types.requests import DecodedMessages, Heading, Prompt, RequestSpec
 
-SEEN_AS = (b"openai", b"openai, kept")  # names of bodies in a `Seen`
+SEEN_AS = (b"openai", b"openai, kept")  # names of bodies in a `BodyPrefixCache`
 
 ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
 HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
@@ -37,11 +37,11 @@ _head_fields = attrgetter(*HEAD)
 FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
-def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
+def parse_quick(path: str, body: bytes, seen: BodyPrefixCache | None) -> RequestSpec | None:
     """Return the request if every field has the right type, as in nearly all requests, else None."""
     try:
         if seen is not None:
-            ask = _seen(path, body, seen)
+            ask = _parse_cached(path, body, seen)
             if ask is not None:
                 return ask
         fields: QuickFields = decode_quick(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
@@ -61,10 +61,10 @@ def _long(body: bytes) -> Any:  # noqa: ANN401 - as QuickFields, but a record of
     fields: Any = decode_long(folded.document)
     messages, options = fields.messages, fields.stream_options
     fields.messages = None
-    fields = folded.restored(fields)
+    fields = folded.restore(fields)
     fields.stream_options = None
-    if given(options):
-        fields.stream_options = folded.restored(slices.value(options))
+    if has_value(options):
+        fields.stream_options = folded.restore(slices.value(options))
         if not isinstance(fields.stream_options, dict):
             raise msgspec.ValidationError("stream_options")
     if messages is not None:
@@ -72,40 +72,40 @@ def _long(body: bytes) -> Any:  # noqa: ANN401 - as QuickFields, but a record of
     return fields
 
 
-def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
+def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> RequestSpec:
     salt, options, stored = fields.cache_salt, fields.stream_options, fields.store
     most = fields.max_completion_tokens
     if most is None or most <= 0:
         most = fields.max_tokens
-    adapter, adapters = bodies.adapter_of(fields.lora_path)
-    return Ask(
+    adapter, adapters = json_fields.adapter_of(fields.lora_path)
+    return RequestSpec(
         fields.model or None,
         prompt,
         fields.stream or False,
         (salt.encode(errors="surrogatepass") if salt else b"")
-        + (bytes(fields.extra_key) if given(fields.extra_key) else b"")
+        + (bytes(fields.extra_key) if has_value(fields.extra_key) else b"")
         + adapters,
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         stored,
         fields.previous_response_id,
-        bodies.wants_usage(options),
-        bodies.metadata_of(fields.metadata),
+        json_fields.wants_usage(options),
+        json_fields.metadata_of(fields.metadata),
         "",
         options,
-        agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
+        agent_headers.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
         adapter,
     )
 
 
-def kept_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
+def parse_and_keep(path: str, body: bytes, seen: BodyPrefixCache | None) -> RequestSpec | None:
     """Return a request of a known conversation with all of its messages, of which only the new ones are decoded, else
     None."""
     try:
         place = seen.find(body, SEEN_AS[1]) if seen is not None else None
         if seen is None or place is None:
             return None
-        kept, said = decode_kept(place.rest), place.said()
+        kept, said = decode_kept(place.rest), place.copy_known_messages()
         ask = _go_on(path, body, seen, place, said)
     except UNREADABLE:
         return None
@@ -114,28 +114,30 @@ def kept_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
     return ask
 
 
-def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
+def _parse_cached(path: str, body: bytes, seen: BodyPrefixCache) -> RequestSpec | None:
     place = seen.find(body, SEEN_AS[0])
     return _go_on(path, body, seen, place, None) if place is not None else None
 
 
-def _go_on(path: str, body: bytes, seen: Seen, place: Place, said: Said | None) -> Ask | None:
+def _go_on(
+    path: str, body: bytes, seen: BodyPrefixCache, place: KnownPrefix, said: DecodedMessages | None
+) -> RequestSpec | None:
     """Return a request of a known conversation: only its new messages are read, and appended to `said` if decoded
     messages are kept. None if the new messages cannot be separated."""
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
     # mm_processor_kwargs may follow messages that were read without them.
-    if messages is None or given(fields.mm_processor_kwargs):
+    if messages is None or has_value(fields.mm_processor_kwargs):
         return None
     chat = Chat(place.mark.beginning)
-    chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
+    chat.set_head(seen.get_or_render(_head_parts(fields), lambda: _build_heading(fields)))
 
     def write(raw: Raw) -> dict[str, Any]:
         message: dict[str, Any] = decode_message(raw) if len(raw) < slices.LONG_BYTES_MIN else slices.object_of(raw)
         _message(chat, message)
         return message
 
-    prompt = seen.go_on(chat, place, body, messages, write, lambda: prompt_of(path, decode_openai(body)), said)
+    prompt = seen.resume(chat, place, body, messages, write, lambda: prompt_of(path, decode_openai(body)), said)
     return _ask(fields, prompt)
 
 
@@ -143,15 +145,15 @@ def _head_parts(fields: QuickFields | RestFields) -> list[Raw]:
     return [fields.tools, fields.tool_choice, *_head_fields(fields)]
 
 
-def _heading(fields: QuickFields | RestFields) -> Heading:
+def _build_heading(fields: QuickFields | RestFields) -> Heading:
     chat = Chat()
     _head(chat, fields)
-    return chat.heading()
+    return chat.get_heading()
 
 
 def prompt_of(path: str, fields: ChatBody) -> Prompt | None:
     """Return the prompt of a chat, a completion or an embedding. None if it cannot be interpreted."""
-    if isinstance(fields, Odd):
+    if isinstance(fields, LooseChatBody):
         return None
     try:
         if fields.messages is not None:
@@ -181,9 +183,9 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 
 def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
-    interpreter.let_others()
+    gil.release_gil()
     chat = Chat()
-    if given(fields.mm_processor_kwargs):
+    if has_value(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
     _head(chat, fields)
     _messages(chat, messages)
@@ -191,13 +193,13 @@ def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]])
 
 
 def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
-    if given(fields.tools):
+    if has_value(fields.tools):
         tools, choice = slices.value(fields.tools), fields.tool_choice
-        chat.tools(tools, bodies.as_type(str, choice) or bodies.as_type(dict, choice))
-        if isinstance(tools, list) and tools and _marked(tools[-1]):
+        chat.tools(tools, json_fields.decode_as(str, choice) or json_fields.decode_as(dict, choice))
+        if isinstance(tools, list) and tools and _has_cache_control(tools[-1]):
             chat.head_breakpoint()
     for name, raw in zip(HEAD, _head_fields(fields), strict=True):
-        if not given(raw):
+        if not has_value(raw):
             continue
         if name == "reasoning_effort":
             chat.effort(slices.value(raw))
@@ -211,7 +213,7 @@ def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
     at = chat.texts(messages)
     while at < len(messages):
         _message(chat, messages[at])
-        interpreter.let_others()
+        gil.release_gil()
         at = chat.texts(messages, at + 1)
 
 
@@ -229,10 +231,14 @@ def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
     """Return the numbers of the content's parts after which a `cache_control` stands, as clients of Anthropic proxies
     set it."""
     parts = content if isinstance(content, list) else [content]
-    return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
+    return [
+        n
+        for n, part in enumerate(parts, 1)
+        if _has_cache_control(part) or (n == len(parts) and _has_cache_control(message))
+    ]
 
 
-def _marked(given: object) -> bool:
+def _has_cache_control(given: object) -> bool:
     return isinstance(given, dict) and given.get("cache_control") is not None
 
 
@@ -251,7 +257,7 @@ def _parts(content: object) -> list[Part]:
     for part in content:
         parts.append(_text_or(part))
         if not len(parts) % PIECES_MAX:
-            interpreter.let_others()
+            gil.release_gil()
     return parts
 
 
@@ -260,7 +266,7 @@ def _text_or(part: object) -> Part:
         return part
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    return _of_object(part, None)
+    return _render_object_part(part, None)
 
 
 def _string(value: object) -> str:
@@ -278,10 +284,10 @@ def content_parts(content: str | list[Raw] | None) -> list[Part]:
 
 def _part(raw: Raw) -> Part:
     part = slices.value(raw)
-    return part if isinstance(part, str) else _of_object(part, raw)
+    return part if isinstance(part, str) else _render_object_part(part, raw)
 
 
-def _of_object(part: object, raw: Raw | None) -> Part:
+def _render_object_part(part: object, raw: Raw | None) -> Part:
     """Return a content part that is an object: its text, or the identity of its image, or else its JSON."""
     if not isinstance(part, dict):
         raise msgspec.ValidationError("content part")

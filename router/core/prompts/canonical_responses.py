@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Prompt
-from router.core.prompts import bodies, slices
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts import json_fields, slices
 from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.prompts.canonical_openai import content_parts
+from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.responses_fields import ResponsesBody
-from router.core.prompts.template_chat import Unfit
+from router.core.prompts.template_chat import UnsupportedForTemplate
+from router.core.types.requests import Prompt
 
 
 class _Text(msgspec.Struct):
@@ -57,14 +57,14 @@ _decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 def prompt_of(fields: ResponsesBody) -> Prompt | None:
     """Return the prompt. None if it cannot be interpreted, or continues a conversation that an engine stores."""
     elsewhere = (fields.previous_response_id, fields.previous_input_messages, fields.prompt)
-    if not fields.input or any(map(bodies.given, elsewhere)):
+    if not fields.input or any(map(json_fields.has_value, elsewhere)):
         return None
     try:
         chat = Chat()
-        if bodies.given(fields.mm_processor_kwargs):
+        if json_fields.has_value(fields.mm_processor_kwargs):
             chat.media = arguments(fields.mm_processor_kwargs)
         _head(chat, fields)
-        if instructions := bodies.as_type(str, fields.instructions):
+        if instructions := json_fields.decode_as(str, fields.instructions):
             chat.message("system", (instructions,))
         given = slices.read(_decode_input, fields.input)
         if isinstance(given, str):
@@ -72,16 +72,16 @@ def prompt_of(fields: ResponsesBody) -> Prompt | None:
         else:
             _items(chat, given)
         return chat.prompt()
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
 
 
 def _head(chat: Chat, fields: ResponsesBody) -> None:
-    if bodies.given(fields.tools):
+    if json_fields.has_value(fields.tools):
         chat.tools([made for tool in _decode_tools(fields.tools) for made in _tool(tool)])
-    if bodies.given(fields.chat_template_kwargs):
+    if json_fields.has_value(fields.chat_template_kwargs):
         chat.argument("chat_template_kwargs", arguments(fields.chat_template_kwargs))
-    chat.effort((bodies.as_type(dict, fields.reasoning) or {}).get("effort"))
+    chat.effort((json_fields.decode_as(dict, fields.reasoning) or {}).get("effort"))
 
 
 def _tool(tool: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def _tool(tool: dict[str, Any]) -> list[dict[str, Any]]:
 def _items(chat: Chat, items: Iterable[_Item]) -> None:
     open_: _Assistant | None = None
     for item in items:
-        if _of_assistant(item):
+        if _is_assistant_item(item):
             open_ = _join(chat, open_, item)
             continue
         if open_ is not None:
@@ -118,12 +118,12 @@ def _items(chat: Chat, items: Iterable[_Item]) -> None:
         elif item.type == "message" and item.role:
             chat.message(item.role, content_parts(item.content))
         else:
-            raise Unfit(item.type)
+            raise UnsupportedForTemplate(item.type)
     if open_ is not None:
         open_.write(chat)
 
 
-def _of_assistant(item: _Item) -> bool:
+def _is_assistant_item(item: _Item) -> bool:
     return item.type in ("function_call", "custom_tool_call", "reasoning") or item.role == "assistant"
 
 
@@ -149,7 +149,7 @@ def _join(chat: Chat, open_: _Assistant | None, item: _Item) -> _Assistant:
 
 def _thought(item: _Item) -> str:
     if item.encrypted_content:
-        raise Unfit("encrypted reasoning")
+        raise UnsupportedForTemplate("encrypted reasoning")
     if item.content:
         return item.content if isinstance(item.content, str) else _first_text(item)
     return item.summary[0].text if item.summary else ""

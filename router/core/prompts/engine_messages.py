@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from router.core.facts.requests import TemplateInput
 from router.core.prompts.canonical import BILLING_HEADER
-from router.core.prompts.template_chat import TEXT_PARTS, Unfit, in_order
+from router.core.prompts.template_chat import TEXT_PARTS, UnsupportedForTemplate, in_order
+from router.core.types.requests import TemplateInput
 
 Message = dict[str, Any]
 
@@ -60,7 +60,7 @@ def for_vllm(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) 
         messages = _system_merged(messages)
     fitted = [_vllm_message(message, parts=traits.parts) for message in messages]
     if not traits.developer and any(message["role"] == "developer" for message in fitted):
-        fitted = _system_led([_as_system(message) for message in fitted])
+        fitted = _system_led([_to_system_message(message) for message in fitted])
     effort = traits.effort_off if given.thinking_off else given.reasoning_effort
     kwargs = {**given.kwargs}
     if effort not in _UNSET:
@@ -83,7 +83,7 @@ def _vllm_message(message: Message, *, parts: bool) -> Message:
         return {"role": role, "content": [_vllm_part(content)] if parts else content}
     listed = content if isinstance(content, list) else [] if content is None else [content]
     if role == "system":
-        listed = [part for each in listed if (part := _unbilled(each)) is not None]
+        listed = [part for each in listed if (part := _strip_billing(each)) is not None]
     made: Message = {"role": role}
     texts = [text for part in listed if (text := _text(part)) is not None]
     if not parts:
@@ -124,7 +124,7 @@ def _vllm_part(part: str | dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": _text(part), **more}
 
 
-def _unbilled(part: str | dict[str, Any]) -> str | dict[str, Any] | None:
+def _strip_billing(part: str | dict[str, Any]) -> str | dict[str, Any] | None:
     """Return the text without the line that Claude Code changes with every request. None if the line was the whole
     text."""
     text = part if isinstance(part, str) else part.get("text") if part.get("type") == "text" else None
@@ -155,7 +155,7 @@ def _vllm_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return the tool as ChatCompletionToolsParam prints it: three fields always, two more if they are given."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise Unfit("tool")
+        raise UnsupportedForTemplate("tool")
     made = {name: function.get(name) for name in ("name", "description", "parameters")}
     deferred = tool.get("defer_loading")
     more = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", deferred)}
@@ -172,7 +172,7 @@ def _system_merged(messages: list[Message]) -> list[Message]:
     return [{"role": "system", "content": "".join(texts)}, *rest] if texts else rest
 
 
-def _as_system(message: Message) -> Message:
+def _to_system_message(message: Message) -> Message:
     if message["role"] != "developer":
         return message
     return {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
@@ -183,12 +183,12 @@ def _system_led(messages: list[Message]) -> list[Message]:
     found = [index for index, message in enumerate(messages) if message["role"] == "system"]
     if not found or found == [0]:
         return messages
-    texts = [_joined(messages[index]["content"]) for index in found]
+    texts = [_join_text(messages[index]["content"]) for index in found]
     rest = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *rest]
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
+def _join_text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
@@ -196,7 +196,7 @@ def for_sglang(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]
     """Return the rendering inputs of SGLang, for chat completions only: the conversion of its other APIs to a chat has
     not been checked. Raises Unfit."""
     if given.api != "chat":
-        raise Unfit(f"sglang {given.api}")
+        raise UnsupportedForTemplate(f"sglang {given.api}")
     messages = [_sglang_message(message, parts=traits.parts) for message in given.messages or []]
     effort, kwargs = given.reasoning_effort, {**defaults, **given.kwargs}
     if effort is not None:
@@ -221,14 +221,14 @@ def _sglang_message(message: Message, *, parts: bool) -> Message:
     role = role if role == "user" else role.lower()
     if isinstance(content, list):
         if not all(isinstance(part, dict) and part.get("type") in ("text", "input_text") for part in content):
-            raise Unfit("content part")
+            raise UnsupportedForTemplate("content part")
         texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
         content = [{"type": "text", "text": text} for text in texts] if parts and role != "tool" else " ".join(texts)
     made: Message = {"role": role, "content": "" if content is None else content}
     if role == "user":
         return made
     if message.get("tools") is not None:
-        raise Unfit("tools of a message")
+        raise UnsupportedForTemplate("tools of a message")
     made |= {name: message[name] for name in _SGLANG_FIELDS if message.get(name) is not None}
     if "tool_calls" in made:
         made["tool_calls"] = [_sglang_call(call, parsed=role == "assistant") for call in made["tool_calls"]]
@@ -244,7 +244,7 @@ def _sglang_call(call: dict[str, Any], *, parsed: bool) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Unfit("arguments") from error  # SGLang refuses such arguments
+            raise UnsupportedForTemplate("arguments") from error  # SGLang refuses such arguments
     return {
         "id": call.get("id"),
         "index": call.get("index"),
@@ -270,7 +270,7 @@ _SGLANG_FUNCTION = ("description", "name", "parameters", "strict", "defer_loadin
 def _sglang_tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise Unfit("tool")
+        raise UnsupportedForTemplate("tool")
     deferred = tool.get("defer_loading")
     made = {name: function.get(name) for name in _SGLANG_FUNCTION} | {
         "defer_loading": function.get("defer_loading", deferred)

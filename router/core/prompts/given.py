@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import interpreter, slices
-from router.core.prompts.bodies import is_text
+from router.core.prompts import gil, slices
 from router.core.prompts.canonical import RS
+from router.core.prompts.json_fields import is_text
 from router.core.prompts.slices import utf8
 
 TOKEN_ID_BYTES = 4
@@ -58,7 +58,7 @@ class Given:
 
     def text(self) -> bytes:
         """Return the texts, RS between any two."""
-        interpreter.let_others()
+        gil.release_gil()
         return RS.join(self._joined)
 
     def id_bytes(self) -> bytes:

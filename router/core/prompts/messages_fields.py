@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts.bodies import ABSENT
 from router.core.prompts.canonical import BILLING_HEADER
-from router.core.prompts.template_chat import Unfit
+from router.core.prompts.json_fields import ABSENT
+from router.core.prompts.template_chat import UnsupportedForTemplate
 
 
 class Block(msgspec.Struct):
@@ -99,13 +99,13 @@ decode_blocks = msgspec.json.Decoder(str | list[Block]).decode
 decode_tools = msgspec.json.Decoder(list[Tool]).decode
 
 
-def with_messages(head: Head, messages: list[Message]) -> MessagesBody:
+def build_messages_body(head: Head, messages: list[Message]) -> MessagesBody:
     """Return the body with these fields and messages."""
     fields = {name: getattr(head, name) for name in head.__struct_fields__}
     return MessagesBody(**fields | {"messages": messages})
 
 
-def as_function(tool: Tool) -> dict[str, Any]:
+def to_function(tool: Tool) -> dict[str, Any]:
     """Return the tool as the function that vLLM shows to a template."""
     schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}
     function = {"name": tool.name, "description": tool.description, "parameters": schema}
@@ -116,6 +116,6 @@ def system_text(blocks: list[Block]) -> str:
     """Return the text of a system prompt, without the line that Claude Code changes with every request. Raises Unfit if
     tools change within the conversation."""
     if any(block.type in ("tool_addition", "tool_removal") for block in blocks):
-        raise Unfit("tools that change within a conversation")
+        raise UnsupportedForTemplate("tools that change within a conversation")
     texts = [block.text for block in blocks if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts.bodies import ABSENT
+from router.core.prompts.json_fields import ABSENT
 
 
 class RestFields(msgspec.Struct):

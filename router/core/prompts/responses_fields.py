@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts.bodies import ABSENT
+from router.core.prompts.json_fields import ABSENT
 
 
 class ResponsesBody(msgspec.Struct):

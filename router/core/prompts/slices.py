@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import interpreter
+from router.core.prompts import gil
 
 LONG_BYTES_MIN = 1 << 20  # shorter JSON is decoded in one go: milliseconds
 FOLDED_BYTES_MIN = 4 << 20  # less of long strings is decoded in one go: ten milliseconds at most
@@ -51,7 +51,7 @@ def read(decode: Callable[[bytes], _T], document: bytes | Raw) -> _T:
     if len(document) < LONG_BYTES_MIN:
         return decode(document)
     folded = fold(bytes(document))
-    return folded.restored(decode(folded.document))
+    return folded.restore(decode(folded.document))
 
 
 def items(decode: Callable[[bytes], list[_T]], array: bytes | Raw) -> Iterator[list[_T]]:
@@ -62,7 +62,7 @@ def items(decode: Callable[[bytes], list[_T]], array: bytes | Raw) -> Iterator[l
         return
     folded = fold(bytes(array))
     for batch in _batches(folded.document):
-        yield folded.restored(decode(batch))
+        yield folded.restore(decode(batch))
 
 
 def object_of(document: bytes | Raw) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def value(document: bytes | Raw) -> Any:  # noqa: ANN401 - any JSON
     if len(document) < LONG_BYTES_MIN:
         return _decode(document)
     folded = fold(bytes(document))
-    return folded.restored(_value(folded.document, LEVELS_MAX))
+    return folded.restore(_value(folded.document, LEVELS_MAX))
 
 
 def _value(document: bytes | Raw, levels: int) -> Any:  # noqa: ANN401 - any JSON
@@ -132,48 +132,48 @@ class Folded:
         self._mark_bytes = self._mark.encode()
         self._left, self._looked = len(runs), 0
 
-    def restored(self, value: _T) -> _T:
+    def restore(self, value: _T) -> _T:
         """Return the decoded value with its marks replaced, in place if possible."""
-        return self._restored(value) if self._runs else value
+        return self._restore(value) if self._runs else value
 
     def each(self, values: Iterable[_T], decode: Callable[[_T], _U]) -> Iterator[_U]:
         """Yield these values of the folded document, decoded one by one."""
         for one in values:
-            yield self.restored(decode(one))
+            yield self.restore(decode(one))
             self._looked += 1
             if not self._looked % OTHERS_EVERY:
-                interpreter.let_others()
+                gil.release_gil()
 
-    def _restored(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
+    def _restore(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
         self._looked += 1
         if not self._looked % OTHERS_EVERY:
-            interpreter.let_others()
+            gil.release_gil()
         if isinstance(value, str):
             return self._text(value) if self._mark in value else value
         if isinstance(value, Raw):
             return self._raw(value)
         if isinstance(value, list):
             for at, each in enumerate(value):
-                value[at] = self._restored(each)
+                value[at] = self._restore(each)
         elif isinstance(value, dict):
             if any(isinstance(name, str) and self._mark in name for name in value):
-                return {self._restored(name): self._restored(each) for name, each in value.items()}
+                return {self._restore(name): self._restore(each) for name, each in value.items()}
             for name, each in value.items():
-                value[name] = self._restored(each)
+                value[name] = self._restore(each)
         elif isinstance(value, msgspec.Struct):
             for name in value.__struct_fields__:
                 each = getattr(value, name)
                 if isinstance(each, str | Raw | list | dict | msgspec.Struct):
-                    setattr(value, name, self._restored(each))
+                    setattr(value, name, self._restore(each))
         return value
 
     def _text(self, text: str) -> str:
         head, _, rest = text.partition(self._mark)
-        return "".join([head, *self._decoded(int(rest[:_DIGITS])), rest[_DIGITS:]])
+        return "".join([head, *self._decode_run(int(rest[:_DIGITS])), rest[_DIGITS:]])
 
-    def _decoded(self, number: int) -> Iterator[str]:
+    def _decode_run(self, number: int) -> Iterator[str]:
         for start, end in self._runs[number]:
-            interpreter.let_others()
+            gil.release_gil()
             yield _decode_text(b'"%b"' % self._whole[start:end])
 
     def _raw(self, raw: Raw) -> Raw:
@@ -186,7 +186,7 @@ class Folded:
         for each in others:
             run = self._runs[int(each[:_DIGITS])]
             parts += (memoryview(self._whole)[run[0][0] : run[-1][1]], each[_DIGITS:])
-        interpreter.let_others()
+        gil.release_gil()
         return Raw(b"".join(parts))
 
 
@@ -196,7 +196,7 @@ def fold(document: bytes) -> Folded:
     runs: list[list[tuple[int, int]]] = []
     inside = within = False
     for at, piece in _slices(document) if any(_is_one(piece) for _, piece in _slices(document)) else ():
-        interpreter.let_others()
+        gil.release_gil()
         quotes = _quotes(piece)
         if inside and not quotes:
             if not within:
@@ -212,7 +212,7 @@ def _is_one(piece: bytes) -> bool:
     """True if no string begins or ends in a slice. In most documents, nearly every slice has a quote that rules this
     out."""
     first = piece.find(b'"')
-    interpreter.let_others()
+    gil.release_gil()
     return first < 0 or (escapes(piece[:first]) and not _quotes(piece))
 
 
@@ -236,7 +236,7 @@ def _batches(document: bytes) -> Iterator[bytes]:
     shape = b"[%b]" if opened[1] == b"[" else b"{%b}"
     depth, inside, last = 0, False, b""
     for at, piece in _slices(document, begin):
-        interpreter.let_others()
+        gil.release_gil()
         parts, inside = _outside(piece, inside)
         commas, depth = _commas(parts, depth)
         for comma in sorted(commas):
@@ -292,12 +292,12 @@ def _slices(document: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
     while at < len(document):
         piece = document[at : at + SLICE_BYTES]
         if at + SLICE_BYTES < len(document):
-            piece = piece[: _whole(piece)]
+            piece = piece[: _count_whole_bytes(piece)]
         yield at, piece
         at += len(piece)
 
 
-def _whole(piece: bytes) -> int:
+def _count_whole_bytes(piece: bytes) -> int:
     """Count the bytes of a slice up to the end of its last whole escape, character or pair. Returns the whole size if
     it has no such end."""
     size = len(piece)
@@ -325,7 +325,7 @@ def utf8(text: str) -> bytes:
     size = SLICE_BYTES
     parts = []
     for at in range(0, len(text), size):
-        interpreter.let_others()
+        gil.release_gil()
         parts.append(text[at : at + size].encode())
     return b"".join(parts)
 

@@ -16,17 +16,17 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies, slices
-from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts import json_fields, slices
 from router.core.prompts.given import Given, decode_items, only_text
+from router.core.prompts.json_fields import ABSENT, UNREADABLE
+from router.core.types.requests import TemplateInput
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 # Names that are arguments of the rendering itself; vLLM refuses them, or they would change the rendering.
 RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict"))
 
 
-class Unfit(ValueError):
+class UnsupportedForTemplate(ValueError):
     """The engine's input for this request cannot be reproduced here. The message states the reason, without a word of
     the prompt."""
 
@@ -78,7 +78,7 @@ class ChatBody(msgspec.Struct):
     thinking: Raw = ABSENT
 
 
-class Kept(ChatBody, kw_only=True):
+class FullChatBody(ChatBody, kw_only=True):
     """A body with its messages still JSON. The earlier decoded messages and these replace them."""
 
     messages: list[Raw] = []  # type: ignore[assignment]  # the list of decoded ones is put here before it is read
@@ -90,7 +90,7 @@ class Apart(ChatBody, kw_only=True):
     messages: list[Raw] | None = None  # type: ignore[assignment]  # decoded ones are put here before it is read
 
 
-class Odd(ChatBody, kw_only=True):
+class LooseChatBody(ChatBody, kw_only=True):
     """A body with messages that no engine would take. All other fields are read."""
 
     messages: Raw = ABSENT  # type: ignore[assignment]  # their value does not matter
@@ -99,28 +99,29 @@ class Odd(ChatBody, kw_only=True):
 _elsewhere = attrgetter(*ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
 _BODY = msgspec.json.Decoder(ChatBody)
 _APART = msgspec.json.Decoder(Apart)
-_ODD = msgspec.json.Decoder(Odd)
-decode_kept = msgspec.json.Decoder(Kept).decode
+_ODD = msgspec.json.Decoder(LooseChatBody)
+decode_kept = msgspec.json.Decoder(FullChatBody).decode
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def decode_openai(body: bytes) -> ChatBody:
-    """Decode the body, with messages only if they are a list of objects. Raises BadBody if it is not a JSON object."""
+    """Decode the body, with messages only if they are a list of objects. Raises InvalidBody if it is not a JSON
+    object."""
     try:
-        return _whole(body)
+        return _decode_body(body)
     except UNREADABLE:
-        return bodies.decode_body(_ODD, body)
+        return json_fields.decode_body(_ODD, body)
 
 
-def _whole(body: bytes) -> ChatBody:
+def _decode_body(body: bytes) -> ChatBody:
     """Decode the body. The messages of a long one are decoded one by one. Raises UNREADABLE."""
     if len(body) < slices.LONG_BYTES_MIN:
         return _BODY.decode(body)
     folded = slices.fold(body)
     fields: Any = _APART.decode(folded.document)
     messages, fields.messages = fields.messages, None
-    fields = folded.restored(fields)
+    fields = folded.restore(fields)
     if messages is not None:
         fields.messages = list(folded.each(messages, slices.object_of))
     return cast("ChatBody", fields)
@@ -132,28 +133,30 @@ def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInp
     if path.endswith("/embeddings"):
         return None
     try:
-        fields = fields or _whole(body)
-        if isinstance(fields, Odd):
+        fields = fields or _decode_body(body)
+        if isinstance(fields, LooseChatBody):
             return None
-        if any(bodies.given(raw) for raw in _elsewhere(fields) if raw is not ABSENT):
+        if any(json_fields.has_value(raw) for raw in _elsewhere(fields) if raw is not ABSENT):
             return None
-        if _flag(fields.echo, default=False) and (bodies.given(fields.logprobs) or bodies.given(fields.top_logprobs)):
+        if _flag(fields.echo, default=False) and (
+            json_fields.has_value(fields.logprobs) or json_fields.has_value(fields.top_logprobs)
+        ):
             return None  # the request wants logprobs of the prompt
         return _completion(fields) if fields.messages is None else _chat(fields, fields.messages)
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
 
 
 def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
-    if bodies.given(fields.functions) or bodies.given(fields.extra_key):
-        raise Unfit("functions, or an extra_key, which SGLang's events leave out")
+    if json_fields.has_value(fields.functions) or json_fields.has_value(fields.extra_key):
+        raise UnsupportedForTemplate("functions, or an extra_key, which SGLang's events leave out")
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
-        tools=_decode_objects(fields.tools) if bodies.given(fields.tools) else None,
-        tool_choice=slices.value(fields.tool_choice) if bodies.given(fields.tool_choice) else None,
+        tools=_decode_objects(fields.tools) if json_fields.has_value(fields.tools) else None,
+        tool_choice=slices.value(fields.tool_choice) if json_fields.has_value(fields.tool_choice) else None,
         kwargs=template_kwargs(fields.chat_template_kwargs),
         reasoning_effort=_effort(fields.reasoning_effort),
-        documents=_decode_objects(fields.documents) if bodies.given(fields.documents) else None,
+        documents=_decode_objects(fields.documents) if json_fields.has_value(fields.documents) else None,
         add_generation_prompt=_flag(fields.add_generation_prompt, default=True),
         continue_final_message=_flag(fields.continue_final_message, default=False),
         add_special_tokens=_flag(fields.add_special_tokens, default=False),
@@ -167,19 +170,19 @@ def _completion(fields: ChatBody) -> TemplateInput:
     given = Given()
     given.read(fields.prompt, decode_items)
     if given.texts or given.lists > 1 or (given.lists and given.flat) or not len(given.ids):
-        raise Unfit("token ids")
+        raise UnsupportedForTemplate("token ids")
     return TemplateInput(ids=given.id_bytes())
 
 
-def packed(ids: Sequence[Any]) -> bytes:
+def pack_ids(ids: Sequence[Any]) -> bytes:
     """Return token ids as uint32 little-endian. Raises Unfit for an empty list, for several prompts, and for invalid
     ids."""
     if set(map(type, ids)) != {int}:
-        raise Unfit("token ids")
+        raise UnsupportedForTemplate("token ids")
     try:
         made = array("I", ids)
     except OverflowError:
-        raise Unfit("token ids") from None
+        raise UnsupportedForTemplate("token ids") from None
     if made.itemsize != 4 or array("H", [1]).tobytes()[0] != 1:  # integers here are not 4 bytes little-endian
         return b"".join(each.to_bytes(4, "little") for each in ids)
     return made.tobytes()
@@ -187,9 +190,9 @@ def packed(ids: Sequence[Any]) -> bytes:
 
 def template_kwargs(raw: Raw) -> dict[str, Any]:
     """Return `chat_template_kwargs`. Raises Unfit if they would change more than the template's variables."""
-    kwargs = _decode_object(raw) if bodies.given(raw) else {}
+    kwargs = _decode_object(raw) if json_fields.has_value(raw) else {}
     if RESERVED & kwargs.keys():
-        raise Unfit("chat_template_kwargs")
+        raise UnsupportedForTemplate("chat_template_kwargs")
     return kwargs
 
 
@@ -200,14 +203,14 @@ def chat_message(message: dict[str, Any]) -> dict[str, Any]:
         for part in content:
             check_text(part)
     elif content is not None and not isinstance(content, str):
-        raise Unfit("content")
+        raise UnsupportedForTemplate("content")
     if not isinstance(message.get("role"), str):
-        raise Unfit("role")
+        raise UnsupportedForTemplate("role")
     calls = message.get("tool_calls")
     if calls is None:
         return message
     if not isinstance(calls, list):
-        raise Unfit("tool_calls")
+        raise UnsupportedForTemplate("tool_calls")
     return message | {"tool_calls": [_call(each) for each in calls]}
 
 
@@ -216,17 +219,17 @@ def check_text(part: object) -> None:
     if isinstance(part, str):
         return
     if not isinstance(part, dict) or "uuid" in part:
-        raise Unfit("content part")
+        raise UnsupportedForTemplate("content part")
     kind = part.get("type")
     name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None or not isinstance(part.get(name), str):
-        raise Unfit("content part")
+        raise UnsupportedForTemplate("content part")
 
 
 def _call(given: object) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(function, dict) or given.get("type", "function") != "function":
-        raise Unfit("tool call")
+        raise UnsupportedForTemplate("tool call")
     made = {"id": given.get("id"), "function": in_order(function, ("arguments", "name")), "type": "function"}
     return made | {name: value for name, value in given.items() if name not in made}
 
@@ -239,9 +242,9 @@ def in_order(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]
 def _flag(raw: Raw, *, default: bool) -> bool:
     if not raw:
         return default
-    value = bodies.flag(raw)
+    value = json_fields.flag(raw)
     if value is None:
-        raise Unfit("a flag")
+        raise UnsupportedForTemplate("a flag")
     return value
 
 

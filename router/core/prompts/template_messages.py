@@ -10,23 +10,23 @@ from typing import Any
 
 import msgspec
 
-from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies, slices
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts import json_fields, slices
 from router.core.prompts.canonical import BILLING_HEADER
+from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.messages_fields import (
     LOOSE,
     Block,
     LooseBody,
     Message,
     MessagesBody,
-    as_function,
     decode_blocks,
     decode_messages,
     decode_tools,
     system_text,
+    to_function,
 )
-from router.core.prompts.template_chat import Unfit, template_kwargs
+from router.core.prompts.template_chat import UnsupportedForTemplate, template_kwargs
+from router.core.types.requests import TemplateInput
 
 
 class _Effort(msgspec.Struct):
@@ -47,25 +47,29 @@ def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput |
     """Return the chat that the engine makes of it. None if it is unknown."""
     try:
         fields: MessagesBody | LooseBody = decoded or slices.read(LOOSE.decode, body)
-        if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
+        if any(map(json_fields.has_value, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
-        if bodies.given(fields.system) and (system := _system(slices.read(decode_blocks, fields.system), whole=True)):
+        if json_fields.has_value(fields.system) and (
+            system := _system(slices.read(decode_blocks, fields.system), whole=True)
+        ):
             messages.append({"role": "system", "content": system})
         given = fields.messages
         for message in given if isinstance(given, list) else slices.read(decode_messages, given):
             messages += _message(message)
         return TemplateInput(
             messages=messages,
-            tools=[as_function(tool) for tool in decode_tools(fields.tools)] if bodies.given(fields.tools) else None,
+            tools=[to_function(tool) for tool in decode_tools(fields.tools)]
+            if json_fields.has_value(fields.tools)
+            else None,
             kwargs=template_kwargs(fields.chat_template_kwargs),
             reasoning_effort=_decode_effort(fields.output_config).effort
-            if bodies.given(fields.output_config)
+            if json_fields.has_value(fields.output_config)
             else None,
-            thinking_off=bodies.given(fields.thinking) and _decode_kind(fields.thinking).type == "disabled",
+            thinking_off=json_fields.has_value(fields.thinking) and _decode_kind(fields.thinking).type == "disabled",
             api="messages",
         )
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
 
 
@@ -103,7 +107,7 @@ def _message(message: Message) -> list[dict[str, Any]]:
         elif block.type == "tool_result" and message.role == "user":
             before.append(_result(block, content))
         elif block.type not in ("redacted_thinking", "tool_reference"):  # vLLM leaves these out
-            raise Unfit(block.type)
+            raise UnsupportedForTemplate(block.type)
     made |= {"reasoning": "".join(thoughts)} if thoughts else {}
     made |= {"tool_calls": calls} if calls else {}
     if texts:
@@ -124,13 +128,13 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """Return a tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
     if not block.id:
-        raise Unfit("a call without an id: the engine makes one from its clock")
+        raise UnsupportedForTemplate("a call without an id: the engine makes one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}
 
 
 def _result(block: Block, content: str | list[dict[str, Any]] | None) -> dict[str, Any]:
     if isinstance(content, list):
         if any(part.get("type") in ("image", "tool_reference") for part in content):
-            raise Unfit("tool result")
+            raise UnsupportedForTemplate("tool result")
         content = "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
     return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content or ""}

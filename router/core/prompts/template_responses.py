@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies, slices
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts import json_fields, slices
+from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.responses_fields import BODY
-from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
+from router.core.prompts.template_chat import UnsupportedForTemplate, check_text, template_kwargs
+from router.core.types.requests import TemplateInput
 
 
 class _Effort(msgspec.Struct):
@@ -35,26 +35,30 @@ def responses_input(body: bytes) -> TemplateInput | None:
     stores."""
     try:
         fields = slices.read(BODY.decode, body)
-        if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
+        if any(json_fields.has_value(getattr(fields, name)) for name in _ELSEWHERE):
             return None
         if fields.truncation and slices.value(fields.truncation) != "disabled":
             return None
         given = slices.read(_decode_input, fields.input)
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
-        if bodies.given(fields.instructions) and (instructions := slices.read(_decode_text, fields.instructions)):
+        if json_fields.has_value(fields.instructions) and (
+            instructions := slices.read(_decode_text, fields.instructions)
+        ):
             messages.insert(0, {"role": "system", "content": instructions})
         partial = _partial(given)
         return TemplateInput(
             messages=messages,
             tools=_tools(fields.tools),
             kwargs=template_kwargs(fields.chat_template_kwargs),
-            reasoning_effort=_decode_effort(fields.reasoning).effort if bodies.given(fields.reasoning) else None,
+            reasoning_effort=_decode_effort(fields.reasoning).effort
+            if json_fields.has_value(fields.reasoning)
+            else None,
             add_generation_prompt=not partial,
             continue_final_message=partial,
             add_special_tokens=True,
             api="responses",
         )
-    except (*UNREADABLE, Unfit):
+    except (*UNREADABLE, UnsupportedForTemplate):
         return None
 
 
@@ -68,7 +72,7 @@ def _partial(given: str | list[dict[str, Any]]) -> bool:
 def _tools(raw: Raw) -> list[dict[str, Any]] | None:
     """Return functions, flat or in a namespace. None for no tools. The engine's own tools are not shown to the
     model."""
-    given = _decode_tools(raw) if bodies.given(raw) else []
+    given = _decode_tools(raw) if json_fields.has_value(raw) else []
     made = [function for tool in given for function in _functions(tool)]
     return [{"type": "function", "function": function} for function in made] if given else None
 
@@ -76,7 +80,7 @@ def _tools(raw: Raw) -> list[dict[str, Any]] | None:
 def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
     kind = tool.get("type")
     if kind == "custom":
-        raise Unfit("custom tool")
+        raise UnsupportedForTemplate("custom tool")
     if kind == "function":
         return [{name: value for name, value in tool.items() if name != "type"}]
     inner = tool.get("tools") if kind == "namespace" else None
@@ -94,35 +98,35 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
-        made = _of_item(item, last)
+        made = _merge_item(item, last)
         if made is not None:
             messages.append(made)
     return messages
 
 
-def _of_item(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
+def _merge_item(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a new message, or None if the item was added to the last assistant message."""
     kind, role = item.get("type"), item.get("role")
     if kind == "function_call":
-        return _called(item, last)
+        return _merge_call(item, last)
     if kind == "reasoning":
-        return _joined(last, "reasoning", _thought(item))
+        return _merge_text(last, "reasoning", _thought(item))
     if kind == "function_call_output":
         _check(item.get("output"))
         return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
     if kind not in (None, "message") or not isinstance(role, str):
-        raise Unfit("item")
+        raise UnsupportedForTemplate("item")
     content = item.get("content")
     _check(content)
     if role != "assistant":
         return {"role": role, "content": content}
-    return _joined(last, "content", content if isinstance(content, str) else _first(content))
+    return _merge_text(last, "content", content if isinstance(content, str) else _first(content))
 
 
-def _called(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
+def _merge_call(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
     name, namespace = item.get("name"), item.get("namespace")
     if not isinstance(name, str) or not isinstance(item.get("arguments"), str):
-        raise Unfit("function_call")
+        raise UnsupportedForTemplate("function_call")
     name = f"{namespace}__{name}" if namespace else name
     call = {"id": item.get("call_id"), "function": {"name": name, "arguments": item["arguments"]}, "type": "function"}
     if last is None:
@@ -131,7 +135,7 @@ def _called(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]
     return None
 
 
-def _joined(last: dict[str, Any] | None, field: str, text: str) -> dict[str, Any] | None:
+def _merge_text(last: dict[str, Any] | None, field: str, text: str) -> dict[str, Any] | None:
     if last is None or last.get(field) is not None:
         return {"role": "assistant", field: text}
     last[field] = text
@@ -140,7 +144,7 @@ def _joined(last: dict[str, Any] | None, field: str, text: str) -> dict[str, Any
 
 def _thought(item: dict[str, Any]) -> str:
     if item.get("encrypted_content"):
-        raise Unfit("encrypted reasoning")
+        raise UnsupportedForTemplate("encrypted reasoning")
     content = item.get("content") or item.get("summary")
     if isinstance(content, str):
         return content
@@ -152,7 +156,7 @@ def _first(content: object) -> str:
     part = content[0] if isinstance(content, list) and content else None
     text = part.get("text") if isinstance(part, dict) else None
     if not isinstance(text, str):
-        raise Unfit("content")
+        raise UnsupportedForTemplate("content")
     return text
 
 
@@ -161,4 +165,4 @@ def _check(content: object) -> None:
         for part in content:
             check_text(part)
     elif not isinstance(content, str):
-        raise Unfit("content")
+        raise UnsupportedForTemplate("content")

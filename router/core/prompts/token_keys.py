@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.block_keys import token_chain, token_root
 
 RUN_BLOCKS = 128
 ID_BYTES = 4
@@ -43,7 +43,7 @@ class KeyCache:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def known(self, prompt: TokenPrompt, block_tokens: int) -> list[int]:
+    def find_leading_keys(self, prompt: TokenPrompt, block_tokens: int) -> list[int]:
         """Return the keys of all leading blocks that are remembered in whole runs."""
         key, keys = token_root(prompt.adapter, prompt.salt, block_tokens), list[int]()
         view, size, runs = memoryview(prompt.ids), RUN_BLOCKS * block_tokens * ID_BYTES, self._runs

@@ -12,9 +12,9 @@ import json
 import re
 from typing import Any
 
-from router.core.facts.requests import Ask
-from router.core.prompts import interpreter, slices
-from router.core.prompts.bodies import BadBody, flag_of, value_is_true
+from router.core.prompts import gil, slices
+from router.core.prompts.json_fields import InvalidBody, flag_of, value_is_true
+from router.core.types.requests import RequestSpec
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 # Longest body that is parsed: Python's parser holds the interpreter for about 10 ms a MiB.
@@ -34,7 +34,7 @@ def in_other_encoding(body: bytes) -> bool:
     return b"\0" in body[:2] or body[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
-def as_utf8(body: bytes) -> bytes | None:
+def to_utf8(body: bytes) -> bytes | None:
     """Return a body in UTF-8, as Python's parser decodes it. None for a body that it cannot decode. It is converted in
     slices."""
     encoding = json.detect_encoding(body)
@@ -44,7 +44,7 @@ def as_utf8(body: bytes) -> bytes | None:
     size, parts = slices.SLICE_BYTES, []
     try:
         for at in range(0, len(body), size):
-            interpreter.let_others()
+            gil.release_gil()
             text = decoder.decode(body[at : at + size], at + size >= len(body))
             parts.append(text.encode("utf-8", "surrogatepass"))
     except UnicodeError:
@@ -52,11 +52,11 @@ def as_utf8(body: bytes) -> bytes | None:
     return b"".join(parts)
 
 
-def ask_of(body: bytes) -> Ask | None:
+def ask_of(body: bytes) -> RequestSpec | None:
     """Return the fields that Python reads from a body in UTF-8. A long body is not read. None if it is not a JSON
-    object. Raises BadBody for a model that is not a string."""
+    object. Raises InvalidBody for a model that is not a string."""
     if len(body) > PARSED_BYTES_MAX:
-        return Ask(None)
+        return RequestSpec(None)
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -65,9 +65,9 @@ def ask_of(body: bytes) -> Ask | None:
         return None
     model = fields.get("model")
     if model is not None and not (isinstance(model, str) and _is_text(model)):
-        raise BadBody("invalid_model", "The field 'model' must be a string.")
+        raise InvalidBody("invalid_model", "The field 'model' must be a string.")
     response, stored = fields.get("previous_response_id"), fields.get("store")
-    return Ask(
+    return RequestSpec(
         model,
         stream=value_is_true(fields.get("stream")),
         response_id=response if isinstance(response, str) and _is_text(response) else None,

@@ -14,7 +14,7 @@ together    union of all discoveries
 sources     the discovery that the settings name
 
 To add a discovery: a file here with a class that has `source`, `watch` and `status`, its name in SOURCES, and a line in
-sources.py (docs/extend/discovery.md).
+factory.py (docs/extend/discovery.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import msgspec
 
-from router.engines import fetch
-from router.engines.discovery.pod_watch import Api, Gone, WatchFailed
+from router.engines import http_client
+from router.engines.discovery.informer import Api, Gone, WatchFailed
 
 CONNECT_S = 2.0  # a lost SYN is sent again after one second
 EVENT_BYTES_MAX = 4 << 20  # maximum size of an event with one pod; etcd accepts 1.5 MB
@@ -76,7 +76,7 @@ class ApiClient:
 
     def pods(self, selector: str) -> Api:
         """Return the API for pods with these labels, or for all pods of a namespace without a selector."""
-        return _Asked(
+        return _WatchRequest(
             self,
             path="/api/v1/namespaces/{}/pods",
             query={"labelSelector": selector} if selector else {},
@@ -89,7 +89,7 @@ class ApiClient:
     def pool(self, name: str) -> Api:
         """Return the API for the one InferencePool of this name. The request names it too, because a Role can be
         limited to names (`resourceNames`)."""
-        return _Asked(
+        return _WatchRequest(
             self,
             path=f"/apis/{POOL_API}/namespaces/{{}}/inferencepools",
             query={"fieldSelector": f"metadata.name={name}"},
@@ -107,15 +107,15 @@ class ApiClient:
             await rest.close()
 
     @asynccontextmanager
-    async def asked(
-        self, of: _Asked, verb: str, namespace: str, query: dict[str, str]
+    async def open_response(
+        self, of: _WatchRequest, verb: str, namespace: str, query: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a response with status 200. Raises Gone or WatchFailed for any other outcome."""
         try:
             response = await self._get(of, namespace, query)
             try:
                 if response.status != 200:
-                    await self._refused(of, verb, namespace, response)
+                    await self._raise_for_status(of, verb, namespace, response)
                 yield response
             finally:
                 response.close() if verb == "watch" else response.release()
@@ -123,10 +123,10 @@ class ApiClient:
             await self.close()
             raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            raise WatchFailed(f"no answer from the API server: {fetch.words(error)}: {error}") from error
+            raise WatchFailed(f"no answer from the API server: {http_client.describe_error(error)}: {error}") from error
 
-    async def _get(self, of: _Asked, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
-        rest = await self._connected()
+    async def _get(self, of: _WatchRequest, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
+        rest = await self._ensure_connected()
         try:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
         except Exception as error:  # any kind of error, as in _connected
@@ -144,7 +144,7 @@ class ApiClient:
             raise WatchFailed("who we are is read anew for another namespace") from error
         return answer.response
 
-    async def _connected(self) -> _Rest:
+    async def _ensure_connected(self) -> _Rest:
         async with self._connecting:
             if self._rest is None:
                 try:
@@ -175,14 +175,16 @@ class ApiClient:
         rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)
         return rest
 
-    async def _refused(self, of: _Asked, verb: str, namespace: str, response: aiohttp.ClientResponse) -> None:
+    async def _raise_for_status(
+        self, of: _WatchRequest, verb: str, namespace: str, response: aiohttp.ClientResponse
+    ) -> None:
         """Raise the error that corresponds to a status."""
         if response.status == 410:
             raise Gone
         if response.status == 401:
             await self.close()
             raise WatchFailed("401: the API server does not take our token; it is read anew", refused=True)
-        said = await fetch.read(response, STATUS_BYTES_MAX)
+        said = await http_client.read_body(response, STATUS_BYTES_MAX)
         try:
             message = msgspec.json.decode(said, type=_Refusal).message[:300]
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
@@ -204,7 +206,7 @@ class ApiClient:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _WatchRequest:
     """Objects of one kind for `Api`, with the texts for possible errors."""
 
     client: ApiClient
@@ -218,8 +220,8 @@ class _Asked:
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
         """Return one page of a list."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
-        async with self.client.asked(self, "list", namespace, query) as response:
-            page = await fetch.read(response, PAGE_BYTES_MAX)
+        async with self.client.open_response(self, "list", namespace, query) as response:
+            page = await http_client.read_body(response, PAGE_BYTES_MAX)
         if len(page) > PAGE_BYTES_MAX:
             raise WatchFailed(f"a list of {limit} {self.what} is longer than {PAGE_BYTES_MAX >> 20} MiB")
         return page
@@ -233,7 +235,7 @@ class _Asked:
             "timeoutSeconds": str(seconds),
             "allowWatchBookmarks": "true",
         }
-        async with self.client.asked(self, "watch", namespace, query) as response:
+        async with self.client.open_response(self, "watch", namespace, query) as response:
             yield _lines(response)
 
 

@@ -25,9 +25,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 
-from router.core.facts.replicas import Replica
+from router.config.allowed_networks import is_public
+from router.core.types.replicas import Replica
 from router.engines.discovery import Status
-from router.settings.networks import usual
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class DnsDiscovery:
             try:
                 addresses = await self._ask()
             except OSError as error:
-                self._failed(error.strerror or str(error) or "the name cannot be resolved")
+                self._mark_stale(error.strerror or str(error) or "the name cannot be resolved")
             else:
                 self._learn(addresses)
                 if self._found != given:
@@ -94,7 +94,7 @@ class DnsDiscovery:
         answer = _in_thread(lambda: _addresses(self._resolve, self._name, loopback=self._loopback))
         await asyncio.wait({answer}, timeout=ANSWER_S)
         if not answer.done():
-            self._failed(f"no answer for {ANSWER_S:.0f} s")
+            self._mark_stale(f"no answer for {ANSWER_S:.0f} s")
         said = await answer
         if isinstance(said, OSError):
             raise said
@@ -109,7 +109,7 @@ class DnsDiscovery:
         hosts = (f"[{address}]" if ":" in address else address for address in addresses)
         self._found = frozenset(Replica(f"{self._scheme}://{host}:{self._port}") for host in hosts)
 
-    def _failed(self, why: str) -> None:
+    def _mark_stale(self, why: str) -> None:
         """Flag the view as stale. Logged once per outage."""
         self._errors += 1
         if self._errors == 1 or not self._why:
@@ -131,7 +131,7 @@ def _addresses(resolve: Resolve, name: str, *, loopback: bool) -> list[str]:
             if error.errno not in NOT_THERE:
                 raise
             continue
-        if addresses := sorted({each for each in said if usual(each, loopback=loopback)}):
+        if addresses := sorted({each for each in said if is_public(each, loopback=loopback)}):
             return addresses
         others += said
     if others:

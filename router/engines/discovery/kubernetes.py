@@ -16,19 +16,19 @@ from typing import Protocol
 
 import yaml
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 from router.engines.discovery import Status
 from router.engines.discovery.api_client import ApiClient
-from router.engines.discovery.pod_watch import Apis, ObjectFollower
-from router.engines.discovery.pods import Claim, PodView, Rule, replicas_of
-from router.engines.discovery.pool_watch import PoolFollower
+from router.engines.discovery.informer import Apis, Informer
+from router.engines.discovery.pods import PodMapping, PodReplica, PodView, replicas_of
+from router.engines.discovery.pool_informer import PoolInformer
 
 log = logging.getLogger(__name__)
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class Sought(Protocol):
+class KubernetesConfig(Protocol):
     """The required settings `discovery.*`."""
 
     @property
@@ -68,7 +68,7 @@ class Sought(Protocol):
         """Maximum number of replicas, over all namespaces."""
 
 
-class ClaimSource(Protocol):
+class PodSource(Protocol):
     """Source of claims: the pods of a namespace, or a pool."""
 
     label: str  # name in messages
@@ -97,7 +97,7 @@ class ClaimSource(Protocol):
     def pods(self) -> int:
         """Number of pods in the view."""
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[PodReplica]:
         """Return the claims of the pods in the view."""
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class _Namespace:
         apis: Apis,
         namespace: str,
         selector: str,
-        rule: Rule,
+        rule: PodMapping,
         *,
         resync_s: float,
         changed: Callable[[], None],
@@ -120,7 +120,7 @@ class _Namespace:
     ) -> None:
         self.label = f"namespace {namespace}"
         self._view = PodView(rule)
-        self._follower = ObjectFollower(
+        self._follower = Informer(
             apis.pods(selector), namespace, self._view, resync_s=resync_s, changed=changed, random=random
         )
         self.run = self._follower.run
@@ -161,20 +161,20 @@ class KubernetesDiscovery:
     source = "kubernetes"
 
     def __init__(
-        self, settings: Sought, apis: Apis | None = None, random: Random | None = None, *, split: bool = False
+        self, settings: KubernetesConfig, apis: Apis | None = None, random: Random | None = None, *, split: bool = False
     ) -> None:
         """`split`: pods have roles, which their labels name. Raises ValueError, with a readable message, if the extra
         is missing or the settings are incomplete."""
         self._settings = settings
         self._selector = settings.selector.strip()
-        self._rule = Rule(settings.scheme, settings.port, not self._selector, settings.loopback, split=split)
+        self._rule = PodMapping(settings.scheme, settings.port, not self._selector, settings.loopback, split=split)
         self._api = apis or ApiClient(settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces))
         self._pools = tuple(dict.fromkeys(settings.pools))
         if not self._namespaces and not (self._pools and all("/" in pool for pool in self._pools)):
-            self._namespaces = (own_namespace(settings.kubeconfig),)
+            self._namespaces = (find_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries
-        self._sources: Sequence[ClaimSource] = ()
+        self._sources: Sequence[PodSource] = ()
         self._given: frozenset[Replica] | None = None
         self._left_out = 0
 
@@ -220,7 +220,7 @@ class KubernetesDiscovery:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._api.close()
 
-    def _begin(self, changed: Callable[[], None]) -> Sequence[ClaimSource]:
+    def _begin(self, changed: Callable[[], None]) -> Sequence[PodSource]:
         resync_s, random = self._settings.resync_s, self._random
         if not self._pools:
             return [
@@ -231,7 +231,7 @@ class KubernetesDiscovery:
             ]
         named = [pool.rpartition("/") for pool in self._pools]
         return [
-            PoolFollower(
+            PoolInformer(
                 self._api,
                 namespace or self._namespaces[0],
                 name,
@@ -268,7 +268,7 @@ class KubernetesDiscovery:
         return replicas
 
 
-def own_namespace(kubeconfig: str) -> str:
+def find_namespace(kubeconfig: str) -> str:
     """Return the pod's own namespace, or that of the kubeconfig's current context. Raises ValueError if neither is
     known."""
     if kubeconfig:

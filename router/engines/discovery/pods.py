@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.core.facts.replicas import Replica
-from router.engines.discovery.objects import ObjectView
-from router.engines.discovery.stacks import REVISION, only_works, role_of, stack_of
-from router.settings.networks import usual
+from router.config.allowed_networks import is_public
+from router.core.types.replicas import Replica
+from router.engines.discovery.known_stacks import REVISION, is_worker_only, role_of, stack_of
+from router.engines.discovery.object_cache import ObjectCache
 
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
@@ -118,7 +118,7 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PodMapping:
     """Rule by which the engine is found in its pod.
 
     - `scheme`, `port`, `loopback`: the settings `discovery.*`.
@@ -137,7 +137,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PodReplica:
     """A pod that has an address. It may be a replica or not."""
 
     holder: str  # the address; with host network, address and port; "" for no address
@@ -146,12 +146,12 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
+class ParsedPod:
     """One version of a pod."""
 
     name: str
     version: str
-    claims: tuple[Claim, ...] = ()  # several only for a pod in a pool that uses its node's network
+    claims: tuple[PodReplica, ...] = ()  # several only for a pod in a pool that uses its node's network
     why: str = ""  # reason why a pod that looks like a replica is not one, or only in part
 
 
@@ -159,7 +159,7 @@ class _Unclear(Exception):
     """The engine's port in a pod is ambiguous or unknown."""
 
 
-def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
+def read(raw: bytes | msgspec.Raw, rule: PodMapping) -> ParsedPod | None:
     """Decode a pod object; None if even its identity is unreadable."""
     try:
         pod = _decode_pod(raw)
@@ -168,33 +168,35 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return PodSeen(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
+        return ParsedPod(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
     name, version = pod.metadata.name, pod.metadata.resource_version
     address = _address(pod.status.pod_ip or "")
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
-        return PodSeen(name, version)
+        return ParsedPod(name, version)
     labels = pod.metadata.labels or {}
     stack = stack_of(labels, split=rule.split) if rule.known_only else None
     if rule.known_only and stack is None:
-        return PodSeen(name, version)
-    if not usual(pod.status.pod_ip or "", loopback=rule.loopback):
-        return PodSeen(name, version, why=f"its address is {address}, where no replica may be (discovery.loopback)")
+        return ParsedPod(name, version)
+    if not is_public(pod.status.pod_ip or "", loopback=rule.loopback):
+        return ParsedPod(name, version, why=f"its address is {address}, where no replica may be (discovery.loopback)")
     if stack is not None and stack.port and not rule.port:
-        rule = Rule(rule.scheme, stack.port, split=rule.split)
+        rule = PodMapping(rule.scheme, stack.port, split=rule.split)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
-    nothing = Claim("" if pod.spec.host_network else address, age)
+    nothing = PodReplica("" if pod.spec.host_network else address, age)
     try:
         replicas, why = _replicas(pod, address, rule, ready=ready)
     except _Unclear as unclear:
-        return PodSeen(name, version, (nothing,), str(unclear) if runs and ready and not only_works(labels) else "")
+        return ParsedPod(
+            name, version, (nothing,), str(unclear) if runs and ready and not is_worker_only(labels) else ""
+        )
     if not runs:
-        return PodSeen(name, version, (nothing,))
+        return ParsedPod(name, version, (nothing,))
     if not pod.spec.host_network:
-        return PodSeen(name, version, (Claim(address, age, replicas),), why if ready else "")
+        return ParsedPod(name, version, (PodReplica(address, age, replicas),), why if ready else "")
     # A node's port is claimed only by a pod that serves there.
     age = age if ready else ("", "", "")
-    return PodSeen(name, version, tuple(Claim(each.id, age, (each,)) for each in replicas), why if ready else "")
+    return ParsedPod(name, version, tuple(PodReplica(each.id, age, (each,)) for each in replicas), why if ready else "")
 
 
 def _address(ip: str) -> str:
@@ -212,7 +214,7 @@ def _ready(status: _Status) -> bool:
     return any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ())
 
 
-def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tuple[Replica, ...], str]:
+def _replicas(pod: _Pod, address: str, rule: PodMapping, *, ready: bool) -> tuple[tuple[Replica, ...], str]:
     """Return the replicas, and the problem of their event ports, without which they are still usable."""
     annotations = pod.metadata.annotations or _Annotations()
     if not rule.ports:
@@ -235,7 +237,7 @@ def _is_active(annotations: _Annotations, port: int) -> bool:
 
 
 def _replica(
-    pod: _Pod, address: str, rule: Rule, port: int, container: str, *, rank: int = 0, ready: bool
+    pod: _Pod, address: str, rule: PodMapping, port: int, container: str, *, rank: int = 0, ready: bool
 ) -> tuple[Replica, str]:
     """Return the replica on one port. The ranks of one pod publish their events on separate ports, counted up from the
     first rank's, the same as vLLM (`ZmqEventPublisher.offset_endpoint_port`)."""
@@ -267,10 +269,10 @@ def _replica(
     return replica, why
 
 
-def _hosts(status: _Status, rule: Rule) -> tuple[str, ...]:
+def _hosts(status: _Status, rule: PodMapping) -> tuple[str, ...]:
     """Return all addresses of a pod that has several, such as IPv4 and IPv6, without those that no replica may have."""
     given = [each.ip for each in status.pod_ips or ()]
-    addresses = tuple(ip for ip in given if _address(ip) and usual(ip, loopback=rule.loopback))
+    addresses = tuple(ip for ip in given if _address(ip) and is_public(ip, loopback=rule.loopback))
     return addresses if 1 < len(addresses) <= ADDRESSES_MAX else ()
 
 
@@ -329,23 +331,25 @@ def _run(pod: _Pod, container: str) -> str:
     return ",".join(each.container_id or str(each.restart_count) for each in statuses)
 
 
-class PodView(ObjectView[PodSeen]):
+class PodView(ObjectCache[ParsedPod]):
     """The pods of one namespace, or of one pool."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: PodMapping) -> None:
         super().__init__()
         self._rule = rule
 
-    def sighting(self, raw: msgspec.Raw) -> PodSeen | None:
+    def parse(self, raw: msgspec.Raw) -> ParsedPod | None:
         """Decode one pod, by the view's rule."""
         return read(raw, self._rule)
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[PodReplica]:
         """Return the claims of all pods that have an address."""
         return [claim for sighting in self.objects.values() for claim in sighting.claims]
 
 
-def replicas_of(claims: Iterable[Claim], given: Mapping[str, str], replicas_max: int) -> tuple[frozenset[Replica], int]:
+def replicas_of(
+    claims: Iterable[PodReplica], given: Mapping[str, str], replicas_max: int
+) -> tuple[frozenset[Replica], int]:
     """Return the replicas of these claims, and the number omitted above `replicas_max`.
 
     A replica that is not ready stays if the same instance is in `given` (by id). Ready ones have priority, then those

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.engines.discovery.objects import ObjectView
+from router.engines.discovery.object_cache import ObjectCache
 
 PORTS_MAX = 8  # target ports of a pool, by its definition
 LABELS_MAX = 64  # labels of a selector, which are sent in the URL of each request
@@ -67,7 +67,7 @@ _decode_bare = msgspec.json.Decoder(_BarePool).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class PoolSelector:
     """The endpoints of a pool."""
 
     selector: str  # label selector of its pods
@@ -75,20 +75,20 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSeen:
+class ParsedPool:
     """One version of a pool."""
 
     name: str
     version: str
-    members: Members | None = None  # None: `trouble` has the reason, or the pool is being deleted
+    members: PoolSelector | None = None  # None: `trouble` has the reason, or the pool is being deleted
     trouble: str = ""  # readable reason why a pool cannot be followed
     going: bool = False  # being deleted: no longer a pool
     picker: str = ""  # Service and port of its endpoint picker; "" without one
     failure_mode: str = FAIL_CLOSE  # its gateway's behaviour without an answer of the picker: FailOpen or FailClose
-    why: str = ""  # always "": the PoolFollower logs a pool's problems
+    why: str = ""  # always "": the PoolInformer logs a pool's problems
 
 
-def read_pool(raw: bytes | msgspec.Raw) -> PoolSeen | None:
+def read_pool(raw: bytes | msgspec.Raw) -> ParsedPool | None:
     """Decode a pool object; None if even its identity is unreadable."""
     try:
         pool = _decode_pool(raw)
@@ -97,10 +97,10 @@ def read_pool(raw: bytes | msgspec.Raw) -> PoolSeen | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return PoolSeen(bare.name, bare.resource_version, trouble=f"not as a pool should be: {error}")
+        return ParsedPool(bare.name, bare.resource_version, trouble=f"not as a pool should be: {error}")
     name, version = pool.metadata.name, pool.metadata.resource_version
     if pool.metadata.deletion_timestamp:
-        return PoolSeen(name, version, going=True)
+        return ParsedPool(name, version, going=True)
     ref = pool.spec.endpoint_picker_ref or _PickerRef()
     port = ref.port.number if ref.port is not None else 0
     picker = f"{ref.name}:{port}" if port else ref.name
@@ -109,8 +109,8 @@ def read_pool(raw: bytes | msgspec.Raw) -> PoolSeen | None:
     trouble = _trouble(labels, ports)
     members = None
     if not trouble:
-        members = Members(",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports)
-    return PoolSeen(name, version, members, trouble, picker=picker, failure_mode=ref.failure_mode or FAIL_CLOSE)
+        members = PoolSelector(",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports)
+    return ParsedPool(name, version, members, trouble, picker=picker, failure_mode=ref.failure_mode or FAIL_CLOSE)
 
 
 def _trouble(labels: dict[str, str], ports: tuple[int, ...]) -> str:
@@ -131,20 +131,20 @@ def _trouble(labels: dict[str, str], ports: tuple[int, ...]) -> str:
     return ""
 
 
-class PoolView(ObjectView[PoolSeen]):
+class PoolView(ObjectCache[ParsedPool]):
     """The one pool of a name, or no pool."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
 
-    def sighting(self, raw: msgspec.Raw) -> PoolSeen | None:
+    def parse(self, raw: msgspec.Raw) -> ParsedPool | None:
         """Return the pool; None for another pool, which was not requested."""
         seen = read_pool(raw)
         return seen if seen is not None and seen.name == self._name else None
 
     @property
-    def pool(self) -> PoolSeen | None:
+    def pool(self) -> ParsedPool | None:
         """The pool; None if it does not exist or is being deleted."""
         seen = self.objects.get(self._name)
         return None if seen is None or seen.going else seen

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 from router.engines.discovery import Status
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ class Addresses:
 
     def __init__(self, endpoint: str, likely: Callable[[str], str] = lambda host: "") -> None:
         self.endpoint = endpoint
-        self.host, self._port = _named(endpoint)
+        self.host, self._port = _parse_named_endpoint(endpoint)
         self._likely = likely
         self._left: list[str] = []  # addresses not tried yet
         self._last = ""
@@ -42,7 +42,7 @@ class Addresses:
             self._left, self._last = [], sure
         else:
             if not self._left:
-                self._left = await self._resolved()
+                self._left = await self._resolve_host()
             self._last = self._left.pop(0) if self._left else ""
         self._works = False
         return endpoint_at(self._last or self.host, self._port)
@@ -56,7 +56,7 @@ class Addresses:
         """Record that a connection to the last returned address was established. The next connection tries it first."""
         self._works, self._worked, self._left = True, self._last, []
 
-    async def _resolved(self) -> list[str]:
+    async def _resolve_host(self) -> list[str]:
         try:
             async with asyncio.timeout(RESOLVE_S):
                 found = await asyncio.get_running_loop().getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
@@ -72,7 +72,7 @@ def endpoint_at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _named(endpoint: str) -> tuple[str, int]:
+def _parse_named_endpoint(endpoint: str) -> tuple[str, int]:
     """Return (name, port) of a TCP endpoint; ("", 0) if it has an address, or is of another kind."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")

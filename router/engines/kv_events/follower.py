@@ -15,19 +15,28 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from router.core.cache.lateness import Lateness
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.core.kv_events.decoding import Removed, Stored, slices
-from router.core.kv_events.sink import EventSink, pass_on
-from router.core.kv_events.states import EngineState, UnreadableState
-from router.core.kv_events.steps import Apply, AskReplay, Clear, Regrade, Resume, StreamCounts, StreamLimits, Suspend
+from router.core.cache_state.event_lag import EventLag
+from router.core.kv_events.actions import (
+    Apply,
+    Clear,
+    RequestReplay,
+    Resume,
+    SetConfidence,
+    StreamCounts,
+    StreamLimits,
+    Suspend,
+)
+from router.core.kv_events.batch_decoder import Removed, Stored, slices
+from router.core.kv_events.event_state_codec import EngineState, UnreadableState
+from router.core.kv_events.sink import EventSink, dispatch
 from router.core.kv_events.stream import KvStream
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Replica
 from router.engines.kv_events.addresses import Addresses
-from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
+from router.engines.kv_events.snapshot_resume import SnapshotResume, import_state, state_of, why_not_resumable
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription, Unreadable
-from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
-from router.loop import LongWork, Turns
+from router.engines.kv_events.sources import EventsDisabled, EventSourceResolver, NoAnswer, Source
+from router.eventloop import CooperativeBudget, Turns
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +50,7 @@ class StreamStats:
     """State of one replica's stream, for metrics and pages."""
 
     state: str
-    grade: Grade
+    grade: Confidence
     why: str
     endpoint: str = ""
     last_seq: int = -1
@@ -52,40 +61,40 @@ class StreamStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ReaderContext:
     """Dependencies that all followers share. `clock` is monotonic, `wall` returns Unix time."""
 
     sink: EventSink
     sockets: Sockets
-    finder: Finder
+    finder: EventSourceResolver
     limits: StreamLimits
     poll_s: float
     bound: str  # the address to which engines connect
     clock: Callable[[], float]
     wall: Callable[[], float]
-    handover: Handover | None = None  # None: no stream continues from another process's state
+    handover: SnapshotResume | None = None  # None: no stream continues from another process's state
 
 
-class Follower:
+class EventStreamReader:
     """Receives and applies one replica's events."""
 
-    def __init__(self, shared: Surroundings, replica: Replica) -> None:
+    def __init__(self, shared: ReaderContext, replica: Replica) -> None:
         self._shared = shared
         self._sink = shared.sink
         self.replica = replica
         self.stream: KvStream | None = None
         self.connects = False  # True if the engine connects to the router
         self.wake = asyncio.Event()
-        self._found: Source | Off | None = None
+        self._found: Source | EventsDisabled | None = None
         self._addresses, self._replays = Addresses(""), Addresses("")
         self._replay: Replay | None = None
         self._token = 0
         self._spent_s = 0.0
         self._look = asyncio.Event()  # set to query the replica for its source again
         self._events = self._blocks = 0
-        self._why, self._graded = "not asked yet", Grade.ESTIMATED
+        self._why, self._graded = "not asked yet", Confidence.ESTIMATED
         self._lag_s: float | None = None  # lag of the last batch when it was received
-        self._lateness = Lateness()
+        self._lateness = EventLag()
         self._turns: Turns | None = None  # turns of the stream that is followed
         self._share_s = YIELD_S  # limit of work in the current turn
         self._applying = asyncio.Lock()  # held while a batch is applied, and while the whole state is copied
@@ -96,7 +105,7 @@ class Follower:
         """Return the current state of the stream."""
         stream = self.stream
         if stream is None:
-            return StreamStats("off", Grade.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
+            return StreamStats("off", Confidence.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
         endpoint = self._found.endpoint or self._shared.bound if isinstance(self._found, Source) else ""
         return StreamStats(
             state=stream.phase.value,
@@ -127,7 +136,9 @@ class Follower:
             return None
         async with self._applying:
             return (
-                await state_of(stream, handover.keeper, self.replica.id, LongWork()) if self.stream is stream else None
+                await state_of(stream, handover.state_sink, self.replica.id, CooperativeBudget())
+                if self.stream is stream
+                else None
             )
 
     async def run(self) -> None:
@@ -138,10 +149,10 @@ class Follower:
                 found = self._found
                 if isinstance(found, Source):
                     await self._follow(found)
-                    self._grade(Grade.ESTIMATED, "its KV events are not where they were")
+                    self._grade(Confidence.ESTIMATED, "its KV events are not where they were")
                 else:
-                    if isinstance(found, Off):
-                        self._grade(Grade.ESTIMATED, found.why)
+                    if isinstance(found, EventsDisabled):
+                        self._grade(Confidence.ESTIMATED, found.why)
                     await self.wake.wait()
                     self.wake.clear()
         finally:
@@ -158,7 +169,7 @@ class Follower:
             except NoAnswer as silent:
                 wait_s = min(wait_s, FIND_AGAIN_S)
                 if self._found is None:
-                    self._grade(Grade.ESTIMATED, f"does not say where its KV events are: {silent}")
+                    self._grade(Confidence.ESTIMATED, f"does not say where its KV events are: {silent}")
             except Exception:  # a bug in a page's reader must not end the loop
                 log.exception(
                     "bug: looking for KV events failed", extra={"event": "bug", "fields": {"replica": self.replica.id}}
@@ -183,21 +194,21 @@ class Follower:
                 self.down_since_s = self._shared.clock()
         except ValueError as error:
             # not tried again before the replica or the settings give another address
-            self._found = Off(f"cannot subscribe to {error}")
+            self._found = EventsDisabled(f"cannot subscribe to {error}")
             return
         if not self.connects:
-            self._grade(Grade.ESTIMATED, f"not connected to {source.endpoint} yet")
+            self._grade(Confidence.ESTIMATED, f"not connected to {source.endpoint} yet")
         self.stream = KvStream(bool(source.replay), self._shared.limits)
         try:
             if subscription is None:
-                self.stream.connected(self._shared.clock())
+                self.stream.on_connected(self._shared.clock())
             await self._drive(self.stream, source, subscription)
         finally:
             self.connects, self.stream, self.down_since_s = False, None, None
             self._stop_replay()
             if subscription is not None:
                 subscription.close()
-        self._judged("publishes elsewhere, or not at all")
+        self._report_proof("publishes elsewhere, or not at all")
         self._sink.clear(self.replica.id, "publishes elsewhere, or not at all", self._shared.clock())
 
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
@@ -208,11 +219,11 @@ class Follower:
         while self._found == source:
             self.wake.clear()
             stream.tick(clock())
-            await self._go_on_from_others(stream)
+            await self._resume_from_snapshot(stream)
             busy = True
             while busy:
                 if subscription is not None:
-                    was_up = self._heed(stream, subscription, was_up)
+                    was_up = self._apply_connection_changes(stream, subscription, was_up)
                     heard = subscription.receive()
                     if isinstance(heard, Unreadable):
                         stream.unreadable(heard.why)
@@ -223,56 +234,56 @@ class Follower:
                     busy = False
                 busy |= self._answer(stream)
                 await self._perform(stream)
-                await self._breathe()  # batches that wait for a replay take time too, and can be many
+                await self._yield_if_due()  # batches that wait for a replay take time too, and can be many
             if not self.wake.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_wait_s(stream, clock())):
                         await self.wake.wait()
             self._spent_s = time.perf_counter()
 
-    async def _go_on_from_others(self, stream: KvStream) -> None:
+    async def _resume_from_snapshot(self, stream: KvStream) -> None:
         """Continue from another process's state, if one is offered and useful."""
         handover, id_ = self._shared.handover, self.replica.id
         state = handover.offers.get(id_) if handover is not None else None
-        if handover is None or state is None or (against := objection(stream, state)) is None:
+        if handover is None or state is None or (against := why_not_resumable(stream, state)) is None:
             return
         del handover.offers[id_]
         if against:
             handover.told(id_, 0, against)
             return
         clock, told = self._shared.clock, state.stream
-        stream.step_back("going on from what another process knew", clock())
+        stream.rewind("going on from what another process knew", clock())
         await self._perform(stream)
         try:
-            await begin_with(state, handover.keeper, id_, LongWork())
+            await import_state(state, handover.state_sink, id_, CooperativeBudget())
         except UnreadableState as error:
             handover.told(id_, 0, str(error))
             stream.resync(f"what another process knew cannot be read: {error}", clock())
             return
         self._unproven = max(1, state.blocks)
-        grade = Grade.EXACT if told.exact else Grade.CATCHING_UP
-        stream.restored(told.seq, int.from_bytes(told.digest, "big"), grade, told.why, clock())
+        grade = Confidence.EXACT if told.exact else Confidence.CATCHING_UP
+        stream.adopt_state(told.seq, int.from_bytes(told.digest, "big"), grade, told.why, clock())
 
-    def _judged(self, why: str) -> None:
+    def _report_proof(self, why: str) -> None:
         """Report to the handover that another process's state was proved, or was rejected for the reason `why`."""
         if self._unproven and self._shared.handover is not None:
             self._shared.handover.told(self.replica.id, 0 if why else self._unproven, why)
         self._unproven = 0
 
-    def _heed(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
+    def _apply_connection_changes(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
         """Process changes of the connection, and skip unread batches of an older one. Returns True if a connection was
         ever up."""
         while (change := subscription.change()) is not None:
             if not change.up:
                 if self.down_since_s is None:
                     self.down_since_s = self._shared.clock()
-                stream.disconnected("event connection lost", self._shared.clock())
+                stream.on_disconnected("event connection lost", self._shared.clock())
             elif was_up:  # all unread batches are old, or are contained in the replay that is requested now
                 while subscription.receive() is not None:
                     pass
             if change.up:
                 self.down_since_s = None
-                stream.connected(self._shared.clock())
+                stream.on_connected(self._shared.clock())
                 if was_up:
                     self._look.set()
                 was_up = True
@@ -293,23 +304,23 @@ class Follower:
             self._stop_replay()
             stream.replay_ended(self._token, self._shared.clock())
         else:
-            stream.replayed(self._token, seq, payload, self._shared.clock())
+            stream.on_replay_batch(self._token, seq, payload, self._shared.clock())
         return True
 
     async def _perform(self, stream: KvStream) -> None:
         clock = self._shared.clock
         while (step := stream.next(clock())) is not None or stream.busy:
             if step is None:
-                await self._breathe()
+                await self._yield_if_due()
                 continue
             if isinstance(step, Apply):
                 async with self._applying:
                     await self._apply(step)
-            elif isinstance(step, AskReplay):
+            elif isinstance(step, RequestReplay):
                 await self._ask(step)
             else:
                 self._do(step)
-            await self._breathe()
+            await self._yield_if_due()
 
     async def _apply(self, step: Apply) -> None:
         clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
@@ -320,11 +331,11 @@ class Follower:
                 sink.apply(id_, part, clock())
                 self._events += 1
                 self._blocks += len(part.hashes) if isinstance(part, (Stored, Removed)) else 0
-                await self._breathe()
+                await self._yield_if_due()
         if self._lag_s is not None:
-            sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
+            sink.advance_watermark(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
 
-    async def _ask(self, step: AskReplay) -> None:
+    async def _ask(self, step: RequestReplay) -> None:
         self._stop_replay()
         self._token = step.token
         followed = self._addresses.address if self._replays.host == self._addresses.host else ""
@@ -332,21 +343,21 @@ class Follower:
             self._replay = self._shared.sockets.ask(await self._replays.next(sure=followed), step.first)
             self._replay.wakes(self.wake)
 
-    def _do(self, step: Clear | Suspend | Resume | Regrade) -> None:
-        if isinstance(step, Regrade):
+    def _do(self, step: Clear | Suspend | Resume | SetConfidence) -> None:
+        if isinstance(step, SetConfidence):
             self._grade(step.grade, step.why)
         else:
-            pass_on(step, self._sink, self.replica.id, self._shared.clock())
+            dispatch(step, self._sink, self.replica.id, self._shared.clock())
             if isinstance(step, Clear):
-                self._judged(step.why)
+                self._report_proof(step.why)
             elif isinstance(step, Resume):
-                self._judged("")
+                self._report_proof("")
 
-    def _grade(self, grade: Grade, why: str) -> None:
+    def _grade(self, grade: Confidence, why: str) -> None:
         if why != self._why:
             if grade is self._graded:  # the sink logs a changed grade
                 fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-                level = logging.DEBUG if grade is Grade.CATCHING_UP else logging.INFO
+                level = logging.DEBUG if grade is Confidence.CATCHING_UP else logging.INFO
                 log.log(level, "event stream", extra={"event": "event_stream", "fields": fields})
             self._why, self._graded = why, grade
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
@@ -356,7 +367,7 @@ class Follower:
             self._replay.close()
             self._replay = None
 
-    async def _breathe(self) -> None:
+    async def _yield_if_due(self) -> None:
         if self._turns is not None and time.perf_counter() - self._spent_s > self._share_s:
             await self._turns.turn()
             self._spent_s, self._share_s = time.perf_counter(), max(YIELD_S, self._turns.share_s)

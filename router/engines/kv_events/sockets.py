@@ -37,7 +37,7 @@ Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]  # the receiving socket, 
 
 
 @dataclass(frozen=True, slots=True)
-class PeerChange:
+class ConnectionChange:
     """A connection was established or closed. On a bound socket `peer` is the other end's address, "" if unknown."""
 
     up: bool
@@ -186,11 +186,11 @@ class Subscription:
             self._wake = _watch([*pair], self._event)
         self._connect_in(CONNECT_S)
 
-    def _lost(self) -> None:
+    def _schedule_reconnect(self) -> None:
         self._connect_in(self._again_s)
         self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
 
-    def change(self) -> PeerChange | None:
+    def change(self) -> ConnectionChange | None:
         """Return the next change of a connection. Read it before batches: ZeroMQ reports it first."""
         while True:
             try:
@@ -205,12 +205,12 @@ class Subscription:
                 self._stop_connecting()
                 if self._addresses is not None:
                     self._addresses.works()
-                return PeerChange(up=True)
+                return ConnectionChange(up=True)
             elif kind == zmq.EVENT_CLOSED:  # a connection attempt failed
-                self._lost()
+                self._schedule_reconnect()
             elif kind == zmq.EVENT_DISCONNECTED:
-                self._lost()
-                return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
+                self._schedule_reconnect()
+                return ConnectionChange(up=False, peer=self._peers.pop(descriptor, ""))
 
     def receive(self) -> tuple[bytes, int, bytes] | Unreadable | None:
         """Return the next batch: topic, number, payload."""

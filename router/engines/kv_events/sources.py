@@ -22,8 +22,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.core.facts.replicas import Replica
-from router.engines import fetch
+from router.core.types.replicas import Replica
+from router.engines import http_client
 from router.engines.kv_events.addresses import endpoint_at
 
 PAGE_BYTES_MAX = 1 << 20
@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Off:
+class EventsDisabled:
     """The replica publishes no events for the router."""
 
     why: str
@@ -80,7 +80,7 @@ class _ServerInfo(msgspec.Struct):
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
-class Finder:
+class EventSourceResolver:
     """Finds the sources of replicas.
 
     - `configured`: sources by replica id.
@@ -99,7 +99,7 @@ class Finder:
         self._configured = configured
         self._bound_port = bound_port
         self._addresses: dict[str, str] = {}  # host -> address of its last answer
-        self._session = fetch.session(api_key, timeout_s, tls, self._addresses)
+        self._session = http_client.session(api_key, timeout_s, tls, self._addresses)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -109,13 +109,13 @@ class Finder:
         """Return the address of a host's last answer; "" if it was not queried."""
         return self._addresses.get(host, "")
 
-    async def find(self, replica: Replica) -> Source | Off:
+    async def find(self, replica: Replica) -> Source | EventsDisabled:
         """Return the source from the settings, discovery, or the replica itself. Raises NoAnswer if the replica does
         not answer."""
         if replica.id in self._configured:
             return self._configured[replica.id]
         if replica.events:
-            return _told(replica)
+            return _build_discovered_source(replica)
         status, page = await self._get(f"{replica.url}/kv_event_sources")
         try:
             if status == 200:
@@ -126,59 +126,61 @@ class Finder:
             if status == 200:
                 return await self._sglang(replica, page)
         except _UNREADABLE as error:
-            return Off(f"what it says of its KV events cannot be read: {error}")
+            return EventsDisabled(f"what it says of its KV events cannot be read: {error}")
         if status not in _ASKED:
             raise NoAnswer(f"/server_info: status {status}")
-        return Off("says nothing of KV events (no /kv_event_sources or /server_info)")
+        return EventsDisabled("says nothing of KV events (no /kv_event_sources or /server_info)")
 
-    async def _vllm(self, replica: Replica, page: bytes) -> Source | Off:
+    async def _vllm(self, replica: Replica, page: bytes) -> Source | EventsDisabled:
         listed = msgspec.json.decode(page, type=dict[int, _Vllm])
         if not listed:
-            return Off("KV events are switched off (--kv-events-config)")
+            return EventsDisabled("KV events are switched off (--kv-events-config)")
         ranks = sorted(listed)  # a server with only a part of the ranks counts its own from 0
         if replica.rank is None and len(ranks) > 1:
-            return Off(f"has {len(ranks)} data-parallel ranks, each with a cache of its own")
+            return EventsDisabled(f"has {len(ranks)} data-parallel ranks, each with a cache of its own")
         if (replica.rank or 0) >= len(ranks):
-            return Off(f"names no source for rank {replica.rank}")
+            return EventsDisabled(f"names no source for rank {replica.rank}")
         said = listed[ranks[replica.rank or 0]]
         if not said.enable_kv_cache_events or said.publisher != "zmq" or not said.endpoint:
-            return Off("KV events are not published over ZeroMQ (--kv-events-config)")
+            return EventsDisabled("KV events are not published over ZeroMQ (--kv-events-config)")
         endpoint = await self._reachable(said.endpoint, replica)
-        if isinstance(endpoint, Off):
+        if isinstance(endpoint, EventsDisabled):
             return endpoint
         replay = await self._reachable(said.replay_endpoint or "", replica) if said.buffer_steps != 0 else ""
         return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
 
-    async def _sglang(self, replica: Replica, page: bytes) -> Source | Off:
+    async def _sglang(self, replica: Replica, page: bytes) -> Source | EventsDisabled:
         said = msgspec.json.decode(page, type=_ServerInfo).kv_events
         if said is None or said.publisher != "zmq":
-            return Off("KV events are switched off, or not on TCP (--kv-events-config)")
+            return EventsDisabled("KV events are switched off, or not on TCP (--kv-events-config)")
         rank = replica.rank or 0
         host = f"[{said.endpoint_host}]" if ":" in said.endpoint_host else said.endpoint_host
         endpoint = await self._reachable(f"tcp://{host}:{said.endpoint_port_base + rank}", replica)
-        if isinstance(endpoint, Off):
+        if isinstance(endpoint, EventsDisabled):
             return endpoint
         if said.replay_endpoint_port_base is None:
             return Source(endpoint, "", said.topic)
         replay = await self._reachable(f"tcp://*:{said.replay_endpoint_port_base + rank}", replica)
         return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
 
-    async def _reachable(self, said: str, replica: Replica) -> str | Off:
+    async def _reachable(self, said: str, replica: Replica) -> str | EventsDisabled:
         """Return the address for the connection; "" without one, and if the engine connects to the router."""
         host = URL(replica.url).host or ""
         if said.startswith("ipc://"):
             if not said.startswith("ipc:///") or "\0" in said or not _is_loopback(host):
-                return Off(f"publishes on {said[:200]}, and is not on this machine")
+                return EventsDisabled(f"publishes on {said[:200]}, and is not on this machine")
             return said
         if not said:
             return ""
-        named, port = _parsed(said)
+        named, port = _parse_endpoint(said)
         if not port:
-            return Off(f"publishes on {said[:200]}, which is no address to connect to")
+            return EventsDisabled(f"publishes on {said[:200]}, which is no address to connect to")
         if named not in _ANY and not await _same_host(named, host):
             if self._bound_port is not None:
                 return ""
-            return Off(f"connects to, or listens on, {said[:200]}, which is not the replica's host (events.bind)")
+            return EventsDisabled(
+                f"connects to, or listens on, {said[:200]}, which is not the replica's host (events.bind)"
+            )
         if port == self._bound_port and named not in _ANY:
             return ""  # vLLM connects to an address that names a host
         return endpoint_at(host, port)
@@ -186,29 +188,29 @@ class Finder:
     async def _get(self, url: str) -> tuple[int, bytes]:
         try:
             async with self._session.get(url, allow_redirects=False) as response:
-                page = await fetch.read(response, PAGE_BYTES_MAX)
+                page = await http_client.read_body(response, PAGE_BYTES_MAX)
                 if len(page) > PAGE_BYTES_MAX:
                     raise NoAnswer(f"{URL(url).path}: page too long")
                 return response.status, page
         except TimeoutError as error:
             raise NoAnswer("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswer(fetch.words(error)) from error
+            raise NoAnswer(http_client.describe_error(error)) from error
 
 
-def _told(replica: Replica) -> Source | Off:
+def _build_discovered_source(replica: Replica) -> Source | EventsDisabled:
     """Return the source of this rank from discovery's endpoints."""
     ends = []
     for first in filter(None, (replica.events, replica.replay)):
-        host, port = _parsed(first)
+        host, port = _parse_endpoint(first)
         port += replica.rank or 0
         if not 0 < port < 1 << 16 or not host:
-            return Off(f"has no KV events at {first[:200]}, where discovery says")
+            return EventsDisabled(f"has no KV events at {first[:200]}, where discovery says")
         ends.append(endpoint_at(host, port))
     return Source(*ends)
 
 
-def _parsed(endpoint: str) -> tuple[str, int]:
+def _parse_endpoint(endpoint: str) -> tuple[str, int]:
     """Return host and port of a tcp:// address; ("", 0) if it is not one."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")

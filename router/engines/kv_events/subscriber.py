@@ -15,19 +15,19 @@ from contextlib import suppress
 
 from yarl import URL
 
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Replica
-from router.core.kv_events.decoding import BATCH_BYTES_MAX
+from router.core.kv_events.batch_decoder import BATCH_BYTES_MAX
+from router.core.kv_events.event_state_codec import EngineState
 from router.core.kv_events.sink import EventSink
-from router.core.kv_events.states import EngineState
 from router.core.kv_events.stream import StreamLimits
-from router.engines.kv_events.follower import YIELD_S, Follower, StreamStats, Surroundings
-from router.engines.kv_events.handover import Handover
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Replica
+from router.engines.kv_events.follower import YIELD_S, EventStreamReader, ReaderContext, StreamStats
+from router.engines.kv_events.snapshot_resume import SnapshotResume
 from router.engines.kv_events.sockets import Sockets, Subscription, Unreadable
-from router.engines.kv_events.sources import Finder, Source, same_peer
-from router.loop import Turns
+from router.engines.kv_events.sources import EventSourceResolver, Source, same_peer
+from router.eventloop import Turns
 
-__all__ = ["StreamStats", "Subscriber"]
+__all__ = ["EventStreamManager", "StreamStats"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ FIND_TIMEOUT_S = 5.0
 REFUSED_MAX = 64  # unknown publishers named in the log
 
 
-class Subscriber:
+class EventStreamManager:
     """Lifecycle: `await start()`, run `watch` for each replica in its own task until cancelled, `await close()` at the
     end.
 
@@ -58,7 +58,7 @@ class Subscriber:
         limits: StreamLimits,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        handover: Handover | None = None,
+        handover: SnapshotResume | None = None,
     ) -> None:
         self._sink = sink
         self._endpoints = endpoints
@@ -71,7 +71,7 @@ class Subscriber:
         self._clock = clock
         self._wall = wall
         self._handover = handover
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, EventStreamReader] = {}
         self._bound: Subscription | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_topic: dict[bytes, str] = {}
@@ -93,10 +93,10 @@ class Subscriber:
             self._listening = asyncio.create_task(self._listen(self._bound))
         configured = {id_: Source(endpoint, replay) for id_, (endpoint, replay) in self._endpoints.items()}
         timeout_s = min(self._poll_s, FIND_TIMEOUT_S)
-        self._shared = Surroundings(
+        self._shared = ReaderContext(
             sink=self._sink,
             sockets=sockets,
-            finder=Finder(
+            finder=EventSourceResolver(
                 configured=configured, bound_port=port, api_key=self._api_key, timeout_s=timeout_s, tls=self._tls
             ),
             limits=self._limits,
@@ -125,14 +125,14 @@ class Subscriber:
 
     async def watch(self, replica: Replica) -> None:
         """Follow one replica until cancelled."""
-        follower = self._followers[replica.id] = Follower(self._shared, replica)
+        follower = self._followers[replica.id] = EventStreamReader(self._shared, replica)
         self._by_topic.clear()
         try:
             await follower.run()
         except Exception:  # a bug: the replica's blocks are no longer followed
             why, now_s = "the router failed to follow its events", self._clock()
             self._sink.clear(replica.id, why, now_s)
-            self._sink.grade(replica.id, Grade.ESTIMATED, why, now_s)
+            self._sink.grade(replica.id, Confidence.ESTIMATED, why, now_s)
             raise
         finally:
             if self._followers.get(replica.id) is follower:
@@ -156,7 +156,7 @@ class Subscriber:
         connection."""
         follower = self._followers.get(replica)
         if follower is not None and follower.stream is not None:
-            follower.stream.suspect(why, self._clock())
+            follower.stream.verify(why, self._clock())
             follower.wake.set()
 
     async def state(self, replica: str) -> EngineState | None:
@@ -165,7 +165,7 @@ class Subscriber:
         follower = self._followers.get(replica)
         return await follower.state() if follower is not None else None
 
-    def offer(self, replica: str, state: EngineState) -> None:
+    def offer_snapshot(self, replica: str, state: EngineState) -> None:
         """Offer another process's state to the replica's stream. It is used once there is a stream, if it is useful."""
         if self._handover is not None:
             self._handover.offers[replica] = state
@@ -205,21 +205,21 @@ class Subscriber:
             while True:
                 while (change := bound.change()) is not None:
                     if not change.up:
-                        self._gone(change.peer)
+                        self._on_publisher_disconnected(change.peer)
                 heard = bound.receive_from()
                 if heard is None:
                     break
                 if isinstance(heard, Unreadable):
                     self._unreadable(heard)
                 else:
-                    self._heard(*heard)
+                    self._on_message(*heard)
                 if time.perf_counter() - spent_s > YIELD_S:
                     await turns.turn()
                     spent_s = time.perf_counter()
             await wake.wait()
             spent_s = time.perf_counter()
 
-    def _heard(self, topic: bytes, seq: int, payload: bytes, peer: str) -> None:
+    def _on_message(self, topic: bytes, seq: int, payload: bytes, peer: str) -> None:
         follower = self._followers.get(self._publisher(topic))
         host = "" if topic in self._named else _topic_host(topic)
         if follower is None or not follower.connects or (host and peer and not same_peer(peer, host)):
@@ -263,7 +263,7 @@ class Subscriber:
         parts = topic.split(b"@", 2)
         return self._by_topic.get(b"kv@" + parts[1], "") if len(parts) > 1 and parts[0] == b"kv" else ""
 
-    def _gone(self, peer: str) -> None:
+    def _on_publisher_disconnected(self, peer: str) -> None:
         """Require new proof from every stream that may have used a publisher's connection, after that connection
         closed."""
         bound = [one.replica for one in self._followers.values() if one.connects]

@@ -1,6 +1,6 @@
 """The metrics page for Prometheus; the only importer of prometheus_client.
 
-Counts are plain numbers (tallies.py), which become families at a scrape. Levels are read at a scrape (gauges.py). A
+Counts are plain numbers (counters.py), which become families at a scrape. Levels are read at a scrape (gauges.py). A
 page of many series is written in slices, between which the event loop serves requests. A scraper that requests
 OpenMetrics receives it, with exemplars: trace ids next to the times that were counted for them.
 """
@@ -17,20 +17,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder
 from prometheus_client.registry import Collector
 
 from router.core.placement.router import Router
-from router.telemetry.engine_count import EngineCount
+from router.telemetry.counters import RequestMetrics
+from router.telemetry.engine_hit_rate import EngineHitRate
 from router.telemetry.epp import EppTallies
 from router.telemetry.gen_ai import GenAiTallies
-from router.telemetry.metrics import models
+from router.telemetry.metrics import per_model
 from router.telemetry.metrics.epp_pool import EppPool
 from router.telemetry.metrics.families import families
-from router.telemetry.metrics.figures import Figures
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
-from router.telemetry.metrics.groups import of_groups
+from router.telemetry.metrics.request_groups import make_group_families
+from router.telemetry.metrics.samples import MetricSources
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
-from router.telemetry.tallies import Tallies
 
-__all__ = ["CONTENT_TYPE", "Figures", "Metrics"]
+__all__ = ["CONTENT_TYPE", "MetricSources", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS = "application/openmetrics-text"
@@ -47,7 +47,7 @@ class Metrics:
         self,
         router: Router,
         clock: Callable[[], float],
-        figures: Figures | None = None,
+        figures: MetricSources | None = None,
         *,
         process: bool = False,
         otel_names: bool = False,
@@ -57,9 +57,9 @@ class Metrics:
         """`process`: the page ends with the kernel's figures of this process, which are in no registry. `otel_names`:
         the page also has OpenTelemetry's metrics of generative AI. `aliases`: the page also has the metrics of these
         endpoint pickers (telemetry/epp.py). `splits`: some requests may use disaggregated prefill."""
-        figures = figures or Figures()
-        self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
-        self._tallies = Tallies(router.prefill_model, router.policy.name)
+        figures = figures or MetricSources()
+        self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineHitRate()
+        self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
         self._tallies.splits = splits
         # the same counts under OpenTelemetry's and endpoint pickers' names
         self._others: list[GenAiTallies | EppTallies] = []
@@ -69,13 +69,13 @@ class Metrics:
             self._others.append(EppTallies(aliases, self._tallies.label))
         # Without these other names the count is bound directly: one call less per request.
         self.observe = self._observe_all if self._others else self._tallies.observe
-        self.failed = self._tallies.failed
-        self.joined = self._tallies.joined
-        self.left = self._tallies.left
-        self.shed = self._tallies.shed
-        self.reloaded = self._tallies.reloaded
-        self.prewarmed = self._tallies.prewarmed
-        self.know_tenants = self._tallies.know
+        self.failed = self._tallies.count_attempt_failure
+        self.joined = self._tallies.add_replica
+        self.left = self._tallies.remove_replica
+        self.shed = self._tallies.count_shed
+        self.reloaded = self._tallies.count_reload
+        self.prewarmed = self._tallies.count_prewarm
+        self.know_tenants = self._tallies.set_tenants
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
         self._totals = figures.totals
@@ -90,7 +90,7 @@ class Metrics:
         )
         self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
-        for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
+        for collector in (_Counted(self._collect_tallies), *self._read, _Counted(self._collect_groups)):
             self.registry.register(collector)
 
     def _observe_all(self, record: RequestRecord) -> None:
@@ -101,9 +101,11 @@ class Metrics:
     def check(self) -> None:
         """Read the engines' own cache counters; call it about every second."""
         tallies = self._tallies
-        self._engine_count.settle(self._router.members, tallies.told, tallies.silent, self._clock())
+        self._engine_count.settle(
+            self._router.members, tallies.verified_tokens, tallies.unverified_tokens, self._clock()
+        )
 
-    def counted(self) -> tuple[float, float]:
+    def sum_engine_counts(self) -> tuple[float, float]:
         """Return prompt tokens of answers without a cached-token count, and how many of them were cached by the
         engines' own counters."""
         sums = self._engine_count.sums.values()
@@ -111,7 +113,7 @@ class Metrics:
 
     def models(self, rows_max: int) -> list[dict[str, Any]]:
         """Return totals of the requests of each model (metrics/models.py)."""
-        return models.rows(self._tallies, models.UnderWay(self._router, self._tallies, self._figures), rows_max)
+        return per_model.rows(self._tallies, per_model.UnderWay(self._router, self._tallies, self._figures), rows_max)
 
     def page(self) -> bytes:
         """Return the whole page in Prometheus's text format, written without a break."""
@@ -127,8 +129,8 @@ class Metrics:
         otherwise Prometheus's text format."""
         encode, content_type = choose_encoder(accept)
         if not content_type.startswith(OPENMETRICS):
-            return CONTENT_TYPE, await self._written(self._slices())
-        return content_type, await self._written(self._slices(_without_eof(encode))) + EOF
+            return CONTENT_TYPE, await self._join_slices(self._slices())
+        return content_type, await self._join_slices(self._slices(_strip_eof(encode))) + EOF
 
     async def families(self) -> list[Metric]:
         """Return all families of the page, a large one in several parts. They are read in slices, between which the
@@ -143,16 +145,16 @@ class Metrics:
         return found
 
     def _parts(self) -> Iterator[Metric]:
-        for tally in self._of_tallies():
+        for tally in self._collect_tallies():
             yield from families(tally, SLICE_SAMPLES)
         for collector in self._read:
             yield from collector.collect()
-        for tally in self._of_groups():
+        for tally in self._collect_groups():
             yield from families(tally, SLICE_SAMPLES)
         if self._process is not None:
             yield from self._process.collect()
 
-    async def _written(self, texts: Iterator[bytes]) -> bytes:
+    async def _join_slices(self, texts: Iterator[bytes]) -> bytes:
         slices, lines = [], 0
         for text in texts:
             more = text.count(b"\n")
@@ -164,42 +166,42 @@ class Metrics:
         await asyncio.sleep(0)
         return b"".join(slices)
 
-    def _of_tallies(self) -> list[Counter | Histogram]:
+    def _collect_tallies(self) -> list[Counter | Histogram]:
         self._tallies.serve(self._router.models.expected.declared, sorted(self._router.model_names()))
         self._tallies.hub_lost(self._totals.hub_lost())
-        self._tallies.counted(self._engine_count.sums)
+        self._tallies.set_engine_counts(self._engine_count.sums)
         ledger = self._ledger()
         if ledger is not None:
-            self._tallies.take_over(ledger)
-        return [*self._tallies.all(), *[each for tallies in self._others for each in tallies.all()]]
+            self._tallies.import_ledger(ledger)
+        return [*self._tallies.list_families(), *[each for tallies in self._others for each in tallies.list_families()]]
 
-    def _of_groups(self) -> list[Counter | Histogram]:
+    def _collect_groups(self) -> list[Counter | Histogram]:
         ledger = self._ledger()
-        return of_groups(ledger.groups.all if ledger is not None else {})
+        return make_group_families(ledger.groups.all if ledger is not None else {})
 
     def _slices(self, encode: Encode = generate_latest) -> Iterator[bytes]:
-        yield from _counted(self._of_tallies(), encode)
+        yield from _encode_families(self._collect_tallies(), encode)
         for collector in self._read:
             for family in collector.collect():
-                yield encode(_Only(family))
-        yield from _counted(self._of_groups(), encode)
+                yield encode(_SingleFamilyCollector(family))
+        yield from _encode_families(self._collect_groups(), encode)
         if self._process is not None:
             yield encode(self._process)
 
 
-def _without_eof(encode: Encode) -> Encode:
+def _strip_eof(encode: Encode) -> Encode:
     """Wrap the encoder for a part of a page: its output has no OpenMetrics end mark."""
     return lambda collector: encode(collector).removesuffix(EOF)
 
 
-def _counted(tallies: Iterable[Counter | Histogram], encode: Encode) -> Iterator[bytes]:
+def _encode_families(tallies: Iterable[Counter | Histogram], encode: Encode) -> Iterator[bytes]:
     for tally in tallies:
         for number, family in enumerate(families(tally, SLICE_SAMPLES)):
-            text = encode(_Only(family))
+            text = encode(_SingleFamilyCollector(family))
             yield text.split(b"\n", 2)[2] if number else text  # HELP and TYPE only once per family
 
 
-class _Only(Collector):
+class _SingleFamilyCollector(Collector):
     """Registry of one family, for `generate_latest`."""
 
     def __init__(self, family: Metric) -> None:

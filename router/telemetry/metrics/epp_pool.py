@@ -10,11 +10,11 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.fleet.member import Member
+from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
+from router.telemetry.counters import RequestMetrics
 from router.telemetry.epp import EPP, MODEL, OLD, POOL
-from router.telemetry.metrics.figures import Figures
-from router.telemetry.tallies import Tallies
+from router.telemetry.metrics.samples import MetricSources
 
 OF_POOL = ("name",)
 Values = Iterable[tuple[tuple[str, ...], float]]
@@ -57,35 +57,37 @@ LEVELS = (RUNNING, QUEUED, READY, *MEANS, *DEVIATIONS, EACH)
 class EppPool(Collector):
     """Levels of the pool under the requested names."""
 
-    def __init__(self, aliases: Collection[str], router: Router, tallies: Tallies, figures: Figures) -> None:
+    def __init__(
+        self, aliases: Collection[str], router: Router, tallies: RequestMetrics, figures: MetricSources
+    ) -> None:
         self._aliases, self._router, self._tallies, self._figures = aliases, router, tallies, figures
 
     def collect(self) -> Iterable[Metric]:
         """Yield a gauge for each level under each name."""
-        yield from self._shown(RUNNING, self._running())
-        yield from self._shown(QUEUED, self._queued())
+        yield from self._render_level(RUNNING, self._count_running())
+        yield from self._render_level(QUEUED, self._count_queued())
         ready = [member for member in self._router.members if member.ready]
-        yield from self._shown(READY, [((POOL,), float(len(ready)))])
+        yield from self._render_level(READY, [((POOL,), float(len(ready)))])
         for mean, deviation, values in zip(MEANS, DEVIATIONS, _loads(ready), strict=True):
             if values:
-                yield from self._shown(mean, [((POOL,), fmean(values))])
-                yield from self._shown(deviation, [((POOL,), stdev(values) if len(values) > 1 else 0.0)])
+                yield from self._render_level(mean, [((POOL,), fmean(values))])
+                yield from self._render_level(deviation, [((POOL,), stdev(values) if len(values) > 1 else 0.0)])
         known = [(m, m.load.waiting) for m in self._router.members if m.load.waiting is not None]
-        yield from self._shown(EACH, [((POOL, m.replica.pod or m.id), float(waiting)) for m, waiting in known])
+        yield from self._render_level(EACH, [((POOL, m.replica.pod or m.id), float(waiting)) for m, waiting in known])
 
-    def _running(self) -> Values:
+    def _count_running(self) -> Values:
         counts = Count[str]()
         for member in self._router.members:
             counts.update([self._tallies.label(lease.model) for lease in member.leases.values() if lease.model])
         return [((model, model), float(count)) for model, count in sorted(counts.items())]
 
-    def _queued(self) -> Values:
+    def _count_queued(self) -> Values:
         counts = Count[tuple[str, str]]()
         for (priority, model), requests in self._figures.waiting().items():
             counts[priority.name.lower(), self._tallies.label(model) if model else ""] += requests
         return [((priority, POOL, model, model), float(n)) for (priority, model), n in sorted(counts.items())]
 
-    def _shown(self, level: Level, values: Values) -> Iterator[Metric]:
+    def _render_level(self, level: Level, values: Values) -> Iterator[Metric]:
         text, values = f"With metrics.aliases: {level.text[0].lower()}{level.text[1:]}", list(values)
         if EPP in self._aliases:
             yield _family(f"{EPP}_{level.name}", text, level.labels, values)
@@ -100,7 +102,7 @@ def _family(name: str, text: str, labels: Sequence[str], values: Values) -> Metr
     return family
 
 
-def _loads(members: Iterable[Member]) -> tuple[list[float], list[float], list[float]]:
+def _loads(members: Iterable[ReplicaState]) -> tuple[list[float], list[float], list[float]]:
     """Return the reported KV pool usage, queue lengths and running requests of engines. A replica without a report is
     left out."""
     usage, waiting, running = list[float](), list[float](), list[float]()

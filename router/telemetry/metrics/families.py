@@ -33,12 +33,12 @@ def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
         for labels, (*counts, total) in series[at : at + step]:
             examples = tally.exemplars.get(labels)
             buckets = list(zip(bounds, accumulate(counts), strict=True))
-            with_examples = buckets if examples is None else [*_exemplified(buckets, examples)]
+            with_examples = buckets if examples is None else [*_attach_exemplars(buckets, examples)]
             histogram.add_metric([str(label) for label in labels], with_examples, total)
         yield histogram
 
 
-def _exemplified(
+def _attach_exemplars(
     buckets: list[tuple[str, float]], examples: Mapping[int, tuple[float, str, float]]
 ) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
     """Yield buckets of a series with their examples, as the OpenMetrics page shows them."""
@@ -69,7 +69,7 @@ def gauge(
     return family
 
 
-def with_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFamily]:
+def duplicate_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFamily]:
     """Yield a gauge, then the same samples under the name that it has until OLD_NAMES_UNTIL."""
     yield family
     text = f"Old name of {family.name}, until {OLD_NAMES_UNTIL}."

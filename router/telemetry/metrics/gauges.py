@@ -12,29 +12,29 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.facts.placements import OF_REPLICAS
 from router.core.fleet.breaker import State
-from router.core.fleet.member import Member
+from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
+from router.core.types.placements import REPLICA_GRADES
 from router.telemetry.build import Build, build
-from router.telemetry.metrics.families import OLD_NAMES_UNTIL, counter, counters, gauge, histogram, with_old_name
-from router.telemetry.metrics.figures import Figures
-from router.telemetry.metrics.models import UnderWay
-from router.telemetry.stalls import BOUNDS_S
-from router.telemetry.tallies import Tallies
+from router.telemetry.counters import RequestMetrics
+from router.telemetry.loop_lag import BOUNDS_S
+from router.telemetry.metrics.families import OLD_NAMES_UNTIL, counter, counters, duplicate_old_name, gauge, histogram
+from router.telemetry.metrics.per_model import UnderWay
+from router.telemetry.metrics.samples import MetricSources
 
 
 class Gauges(Collector):
     """Metrics of the entire router."""
 
-    def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
+    def __init__(self, router: Router, tallies: RequestMetrics, figures: MetricSources) -> None:
         self._router, self._tallies, self._figures = router, tallies, figures
         self._build = build()
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
-        yield from self._by_model()
+        yield from self._collect_by_model()
         text = "Queued requests that are deferred because their prompts would evict too much of a cache."
         yield gauge("held_requests", text, (), [((), figures.held())])
         yield gauge("queued_bytes", "Bytes of the bodies of queued requests.", (), [((), figures.queued()[1])])
@@ -44,16 +44,16 @@ class Gauges(Collector):
         )
         ledger = figures.ledger()
         diversity = ledger.diversity.value if ledger is not None else None
-        yield from with_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
+        yield from duplicate_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
         text = "Prompts not compared with an earlier one because a limit of the observatory was reached."
-        yield counter("differences_unexplained", text, totals.unexplained())
+        yield counter("differences_unexplained", text, totals.count_unexplained())
         index = self._router.index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Memory of the prefix index in bytes.", (), [((), index.bytes_used)])
         keys = self._router.knowledge.keys
         yield gauge("held_keys", "Distinct blocks cached by replicas, according to KV events.", (), [((), keys)])
         text = "Always 1; the router's build: version, native code or not, commit if known, and Python version."
-        yield gauge("build_info", text, BUILD, [(_told(self._build), 1)])
+        yield gauge("build_info", text, BUILD, [(_get_build_labels(self._build), 1)])
         text = "Unix time of the last successful configuration reload."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         text = "Log lines dropped because standard error was not read in time."
@@ -74,7 +74,7 @@ class Gauges(Collector):
         text = "Bytes of request bodies being received, queued, or sent to a replica that has not begun to answer."
         yield gauge("bodies_bytes", text, (), [((), totals.bodies_bytes())])
         text = "Messages to the endpoint picker that were not messages of Envoy's external processing."
-        yield counter("picker_malformed_messages", text, totals.malformed())
+        yield counter("picker_malformed_messages", text, totals.count_malformed())
         text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
         count, refused = figures.admin()
@@ -86,7 +86,7 @@ class Gauges(Collector):
         text = "CPU time of worker processes; that of this process, the hub, is process_cpu_seconds_total."
         yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
 
-    def _by_model(self) -> Iterable[Metric]:
+    def _collect_by_model(self) -> Iterable[Metric]:
         under_way = UnderWay(self._router, self._tallies, self._figures)
         in_flight = [((label,), requests) for label, requests in under_way.in_flight.items()]
         yield gauge("in_flight_requests", "Requests being answered.", ("model",), in_flight)
@@ -104,8 +104,8 @@ class Gauges(Collector):
         yield gauge("token_hit_verified_ratio", text, ("model",), rates)
         now_s = max((tokens.at_s for tokens in recent.values()), default=0.0)
         prompt, predicted, verified, told = (
-            sum(getattr(tokens, name) * tokens.faded(now_s) for tokens in recent.values())
-            for name in ("prompt", "predicted", "verified", "told")
+            sum(getattr(tokens, name) * tokens.get_decay_factor(now_s) for tokens in recent.values())
+            for name in ("prompt", "predicted", "verified", "verified_hit")
         )
         actual = told / verified if verified else None
         old = [(("predicted",), predicted / prompt if prompt else None), (("actual",), actual)]
@@ -126,7 +126,7 @@ class Replicas(Collector):
         """Yield one family after another."""
         router, now_s = self._router, self._clock()
 
-        def each(name: str, text: str, value: Callable[[Member], float | None]) -> GaugeMetricFamily:
+        def each(name: str, text: str, value: Callable[[ReplicaState], float | None]) -> GaugeMetricFamily:
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
         # The list of replicas is read for each family: a replica may leave between two families.
@@ -144,13 +144,13 @@ class Replicas(Collector):
         yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
         used = each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
-        yield from with_old_name(used, "replica_kv_usage")
+        yield from duplicate_old_name(used, "replica_kv_usage")
         yield each("kv_tokens", "Size of the KV pool in tokens.", lambda m: m.load.kv_tokens_max)
         yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: router.index.blocks(m.id))
         share = each(
             "share_ratio", "Fraction of the replica's computed prompt tokens that this router sent.", lambda m: m.share
         )
-        yield from with_old_name(share, "replica_share")
+        yield from duplicate_old_name(share, "replica_share")
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
@@ -178,10 +178,10 @@ class Replicas(Collector):
             "replica_grade",
             "1 for the current grade of knowledge about the replica's cache.",
             ("replica", "grade"),
-            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in OF_REPLICAS],
+            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in REPLICA_GRADES],
         )
 
-    def _info(self, member: Member) -> tuple[str, ...]:
+    def _info(self, member: ReplicaState) -> tuple[str, ...]:
         """Return the values of INFO; "" if unknown. The model is the first that is no adapter."""
         replica, version = member.replica, self._engine_version(member.id)
         bases = [model for model in member.models.values() if model.parent is None]
@@ -193,7 +193,7 @@ class Replicas(Collector):
 class Sources(Collector):
     """Metrics of the sources of replicas."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: MetricSources) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
@@ -217,7 +217,7 @@ class Sources(Collector):
 class Links(Collector):
     """Metrics of the link to other routers."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: MetricSources) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
@@ -251,7 +251,7 @@ class Links(Collector):
 class States(Collector):
     """Metrics of saved and restored state."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: MetricSources) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
@@ -278,7 +278,7 @@ FAILURE_KINDS = ("unreachable", "timeout", "refused", "silent", "protocol", "ful
 class Events(Collector):
     """Metrics of KV event streams and tokenizers."""
 
-    def __init__(self, router: Router, figures: Figures) -> None:
+    def __init__(self, router: Router, figures: MetricSources) -> None:
         self._router, self._figures = router, figures
 
     def collect(self) -> Iterable[Metric]:
@@ -310,7 +310,7 @@ class Events(Collector):
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
         text = "Fraction of the replica's last 200 answers whose cached tokens were predicted exactly."
         equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
-        yield from with_old_name(equal, "replica_predictions_equal")
+        yield from duplicate_old_name(equal, "replica_predictions_equal")
         text = "Prompts for tokenization, by outcome."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
 
@@ -326,7 +326,7 @@ _STREAM_COUNTERS = {
 }
 
 
-def _ready(members: Iterable[Member]) -> list[tuple[tuple[str, ...], float]]:
+def _ready(members: Iterable[ReplicaState]) -> list[tuple[tuple[str, ...], float]]:
     """Return the number of ready replicas of each model that is no adapter, for the first READY_MODELS_MAX by name."""
     counts = Counter[str]()
     for member in members:
@@ -340,7 +340,7 @@ READY_MODELS_MAX = 1_000
 BUILD = ("version", "native", "commit", "python")
 
 
-def _told(build: Build) -> tuple[str, ...]:
+def _get_build_labels(build: Build) -> tuple[str, ...]:
     """Return the values of BUILD."""
     return build.version, "true" if build.native else "false", build.commit, build.python
 
@@ -348,17 +348,17 @@ def _told(build: Build) -> tuple[str, ...]:
 INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine", "version")
 
 
-def _speed(router: Router, member: Member) -> float | None:
+def _speed(router: Router, member: ReplicaState) -> float | None:
     model = member.prefill_model
     return 1e3 / model.per_token_ms if model.per_token_ms else None
 
 
-def _step_s(member: Member) -> float:
+def _step_s(member: ReplicaState) -> float:
     clock = member.clock
     return member.step_model.ms(clock.streams, clock.context_tokens) / 1e3
 
 
-def _engine_rate(member: Member) -> float | None:
+def _engine_rate(member: ReplicaState) -> float | None:
     load = member.load
     queries, hits = load.cache_query_tokens_total, load.cache_hit_tokens_total
     return float(hits / queries) if queries and hits is not None else None

@@ -12,14 +12,14 @@ from aiohttp import ClientSession
 
 from deploy.openapi.__main__ import DOCUMENT, PAGE, document, page, rendered
 from router.admin import dashboard, openapi
+from router.config.api_keys import PING, UNAUTHENTICATED_PATHS
+from router.config.schema import Settings
 from router.core.dialects import PATHS
 from router.http.request import Connection, Request
-from router.placer import MODELS, REQUESTS
-from router.reading.callers import METRICS
-from router.reading.paths import METHODS, RESPONSE_ACTIONS, about_response
-from router.reading.question import RESPONSES
-from router.settings.keys import OPEN, PING
-from router.settings.schema import Settings
+from router.ingress.auth import METRICS
+from router.ingress.paths import METHODS, RESPONSE_ACTIONS, about_response
+from router.ingress.proxied_request import RESPONSES
+from router.placement_api import MODELS, REQUESTS
 from tests.house.test_docs_errors import called_with_code
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN, bearer
@@ -98,7 +98,9 @@ def test_it_has_the_main_listeners_routes_and_no_others() -> None:
     """Each method and path that the main listener serves is in the document, and nothing else is."""
     served = {("POST", path) for path in (*PATHS, *Settings().api.passthrough)}
     served |= {("POST", PING)}
-    served |= {("GET", path) for path in ("/", "/version", *OPEN, METRICS, MODELS, f"{MODELS}/{{model}}")}
+    served |= {
+        ("GET", path) for path in ("/", "/version", *UNAUTHENTICATED_PATHS, METRICS, MODELS, f"{MODELS}/{{model}}")
+    }
     served.add(("GET", f"{REQUESTS}{{request_id}}"))
     stored = {"": "", **{f"/{action}": "/{action}" for action in RESPONSE_ACTIONS}}
     for method, (action, said) in product((*METHODS, "PUT", "PATCH"), stored.items()):

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from router.admin.history.history import RouterHistory
-from router.admin.history.keeper import HistoryKeeper
-from router.core.facts.misses import Breakdown, Miss, Sighting
-from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
+from router.admin.history.request_history import RouterHistory
+from router.admin.history.writer import HistoryWriter
+from router.core.types.misses import MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.placements import Candidate, Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.telemetry.record import RequestRecord, session_key
 
 REPLICAS = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
@@ -19,14 +19,23 @@ HISTORY = "history.db"
 
 def record(count: int, **fields: Any) -> RequestRecord:
     """A request of its own id, placed and answered; some missed, some failed, of several models and tenants."""
-    replica, miss = REPLICAS[count % 2], (Miss.DIVERGED, Miss.NEW, Miss.EVICTED)[count % 3]
+    replica, miss = REPLICAS[count % 2], (MissReason.DIVERGED, MissReason.NEW, MissReason.EVICTED)[count % 3]
     candidates = tuple(Candidate(id_, 100 * n, 400, 1.0, 2.0, 0.0, 0.0, 1) for n, id_ in enumerate(REPLICAS))
-    receipt = Receipt(replica, "warm", (Reason.WARM, Reason.COLD)[count % 2], Grade.ESTIMATED, 500, 100, candidates)
+    receipt = Receipt(
+        replica,
+        "warm",
+        (PlacementReason.WARM, PlacementReason.COLD)[count % 2],
+        Confidence.ESTIMATED,
+        500,
+        100,
+        candidates,
+    )
     made = RequestRecord(
-        f"id-{count}", "/v1/chat/completions", 1_000.0 + count, f"m{count % 2}", 200, Ending.OK.value,
+        f"id-{count}", "/v1/chat/completions", 1_000.0 + count, f"m{count % 2}", 200, EndReason.OK.value,
         duration_s=0.5, ttft_s=0.1, inter_token_s=0.01, receipt=receipt, usage=Usage(500, 20, 90),
         tenant=("acme", "other", "")[count % 3], session=session_key(f"session {count % 4}".encode()),
-        sighting=Sighting(conversation=7 + count % 5), miss=Breakdown(500, 90, {miss: 400, Miss.TAIL: 10}),
+        sighting=PromptAnalysis(conversation=7 + count % 5),
+        miss=TokenBreakdown(500, 90, {miss: 400, MissReason.TAIL: 10}),
     )  # fmt: skip
     for name, value in fields.items():
         setattr(made, name, value)
@@ -48,7 +57,7 @@ def kept_in(path: Any, clock: Callable[[], float], *, decisions_max: int = 8, **
     """A history with a file, which is looked after every few milliseconds."""
     limits = {"bytes_max": BYTES_MAX, "days_max": 14, "batch_s": 0.01, "retry_s": 0.01, "wall_clock": clock} | more
     history = RouterHistory(
-        decisions_max=decisions_max, keeper=HistoryKeeper(str(path), **limits), load=lambda: (3, 1), wall_clock=clock
+        decisions_max=decisions_max, keeper=HistoryWriter(str(path), **limits), load=lambda: (3, 1), wall_clock=clock
     )
     history.start()
     return history

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.admin.decision_rows import decision_row
 from router.admin.history.file import HistoryFile
-from router.admin.history.filters import REASONS, DecisionFilter, filter_of
-from router.admin.parameters import BadParameter
-from router.admin.rows import decision_row
+from router.admin.history.query_filters import REASONS, DecisionFilter, filter_of
+from router.admin.query_params import BadParameter
 from tests.admin.history.records import BYTES_MAX, HISTORY, REPLICAS, record
 
 COUNT = 120

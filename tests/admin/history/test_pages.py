@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from router.admin.history import history as kept
-from router.app import App
+from router.admin.history import request_history as kept
+from router.single_process import RouterServer
 from tests.admin.history.records import until
 from tests.support.fakes import FakeEngine, breaks_midway, reset, running, status
 from tests.support.keyring import ADMIN, Keyring, bearer
@@ -18,7 +18,9 @@ from tests.support.keyring import ADMIN, Keyring, bearer
 CHAT, OWN = "/v1/chat/completions", "/v1/warmroute/requests/"
 
 
-async def ask(client: ClientSession, app: App, id_: str, headers: dict[str, str] | None = None, **more: Any) -> None:
+async def ask(
+    client: ClientSession, app: RouterServer, id_: str, headers: dict[str, str] | None = None, **more: Any
+) -> None:
     """One request of this id."""
     body = {"model": "m", "messages": [{"role": "user", "content": "tell me more " * 300}], **more}
     async with client.post(app.url + CHAT, json=body, headers={"x-request-id": id_} | (headers or {})) as answer:

@@ -7,16 +7,16 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
-from router.core.dialects.forms import any_form_model, form_model, form_streams, url_form
-from router.core.dialects.repairs import REPAIRS, Repairs
-from router.core.facts.requests import Ask
-from router.core.prompts.agents import BODIES, HEADERS, ids_of, label_of
-from router.core.prompts.bodies import step_of
+from router.core.dialects import PATHS, Dialect, InvalidBody, prefill_only, tenant_isolation
+from router.core.dialects.multipart import any_form_model, form_model, form_streams, url_form
+from router.core.dialects.tool_normalization import REPAIRS, ToolNormalizer
+from router.core.prompts.agent_headers import BODIES, HEADERS, ids_of, label_of
+from router.core.prompts.json_fields import step_of
+from router.core.types.requests import RequestSpec
 from router.prewarm import prefixes
 from tests.attack.target import Target
-from tests.core.prompts.test_beginnings import memory, told
-from tests.core.prompts.test_beginnings import read as reading
+from tests.core.prompts.test_incremental_parse import memory, told
+from tests.core.prompts.test_incremental_parse import read as reading
 from tests.core.prompts.test_nesting import depth, nests_deeper
 
 DEPTH_MAX = 64
@@ -36,7 +36,7 @@ def bodies(data: bytes) -> None:
         for again in range(3):  # at the second time its messages are remembered, and found at the third
             assert reading(path, data, None) == whole, f"{path}: read quickly"
             assert reading(path, data, seen) == whole, f"{path}: with what was seen before, {again}"
-        with suppress(BadBody):
+        with suppress(InvalidBody):
             _edited(path, dialect, data)
 
 
@@ -46,31 +46,39 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
     step_of(ask.metadata, "step")
     ids = ids_of({}, ask.names)
     assert ids is None or (ids.conversation and ids.session and ids.parent != ids.conversation)
-    found = tenancy.named(data)
-    assert all(isinstance(name, str) for name in tenancy.adapters(found))
+    found = tenant_isolation.read_isolation_fields(data)
+    assert all(isinstance(name, str) for name in tenant_isolation.adapters(found))
     before = told(ask)
     if ask.stream and not ask.wants_usage:
         asking = dialect.with_usage(data, ask.stream_options)
         after = dialect.parse(path, asking)
         assert after.wants_usage or asking == data
         assert _but_usage(after) == _but_usage(ask), f"{path}: asking for usage changed the request"
-    apart = tenancy.without_shared(data, found, "resp_x")
-    assert tenancy.given(found.session_params) or told(dialect.parse(path, apart)) == before
-    left = tenancy.named(apart)
-    assert all(bytes(raw) == b'"resp_x"' for raw in (left.request_id, left.rid) if tenancy.given(raw))
-    shared = set(tenancy.Named.__struct_fields__) - {"lora_path", "request_id", "rid", "sampling_params", "vllm_xargs"}
-    assert not any(tenancy.given(getattr(left, name)) for name in shared), f"{path}: a transfer stayed"
-    salted = dialect.parse(path, tenancy.with_salt(path, data, SALT))
-    assert path not in tenancy.SALTED["vllm"] | tenancy.SALTED["sglang"] or SALT in salted.salt
+    apart = tenant_isolation.strip_shared_fields(data, found, "resp_x")
+    assert tenant_isolation.has_value(found.session_params) or told(dialect.parse(path, apart)) == before
+    left = tenant_isolation.read_isolation_fields(apart)
+    assert all(bytes(raw) == b'"resp_x"' for raw in (left.request_id, left.rid) if tenant_isolation.has_value(raw))
+    shared = set(tenant_isolation.Named.__struct_fields__) - {
+        "lora_path",
+        "request_id",
+        "rid",
+        "sampling_params",
+        "vllm_xargs",
+    }
+    assert not any(tenant_isolation.has_value(getattr(left, name)) for name in shared), f"{path}: a transfer stayed"
+    salted = dialect.parse(path, tenant_isolation.with_salt(path, data, SALT))
+    assert path not in tenant_isolation.SALTED["vllm"] | tenant_isolation.SALTED["sglang"] or SALT in salted.salt
     assert (salted.model, salted.prompt) == (ask.model, ask.prompt), f"{path}: a salt changed the request"
-    repaired, needed = Repairs(bytes_max=1 << 16).repaired(data, REPAIRS)
+    repaired, needed = ToolNormalizer(bytes_max=1 << 16).normalize(data, REPAIRS)
     assert bool(needed) == (repaired != data)
     assert (dialect.parse(path, repaired).prompt is None) == (ask.prompt is None), f"{path}: a repair lost the prompt"
-    assert not tenancy.given(tenancy.named(tenancy.without_transfers(data)).kv_transfer_params)
-    with suppress(warming.NotWarmable):
-        fields = warming.fields_of(data)
-        for each in (fields, *warming.shorter(path, fields, 1)[:4]):
-            assert not _is_json(data) or _is_json(warming.prefill_only(path, each))
+    assert not tenant_isolation.has_value(
+        tenant_isolation.read_isolation_fields(tenant_isolation.strip_transfers(data)).kv_transfer_params
+    )
+    with suppress(prefill_only.NotWarmable):
+        fields = prefill_only.fields_of(data)
+        for each in (fields, *prefill_only.shorter(path, fields, 1)[:4]):
+            assert not _is_json(data) or _is_json(prefill_only.prefill_only(path, each))
 
 
 def _is_json(data: bytes) -> bool:
@@ -81,7 +89,7 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _but_usage(ask: Ask) -> object:
+def _but_usage(ask: RequestSpec) -> object:
     ask.wants_usage, ask.stream_options = True, None
     return told(ask)
 
@@ -92,7 +100,7 @@ def agents(data: bytes) -> None:
     lines = (line.partition(b":") for line in head.split(b"\n"))
     headers = {name.strip().lower(): value.strip() for name, _, value in lines}
     names = None
-    with suppress(BadBody):
+    with suppress(InvalidBody):
         names = PATHS["/v1/chat/completions"].parse("/v1/chat/completions", body).names
     found = ids_of(headers, names)
     assert found is None or (found.conversation and found.parent != found.conversation)
@@ -102,13 +110,13 @@ def agents(data: bytes) -> None:
 def forms(data: bytes) -> None:
     """A form: the first line is its content type, and the rest its body."""
     content_type, _, body = data.partition(b"\n")
-    with suppress(BadBody):
+    with suppress(InvalidBody):
         model = form_model(content_type, body)
         assert model is None or model.encode() in body
         assert model is None or any_form_model(content_type, body) in (model.strip(), None)
     form_streams(content_type, body)
     for sure in (True, False):
-        with suppress(BadBody):
+        with suppress(InvalidBody):
             url_form(body, sure=sure)
 
 

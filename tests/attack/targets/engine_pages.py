@@ -15,8 +15,8 @@ from router.core.fleet.engine_metrics import engines, parse_load
 from router.core.fleet.metrics_lines import MetricsLines, pages_of_ranks
 from router.engines.metrics_page import MetricsPages
 from router.engines.probe import ProbeFailed, Prober
-from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, Ranks
-from router.tokens.encoder import _tokens
+from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, RankExpander
+from router.tokenization.encoder import _tokens
 from tests.attack.target import Target
 
 PAGE_BYTES_MAX = 1 << 20
@@ -87,7 +87,7 @@ async def _asked(data: bytes) -> None:
         assert 0 < len(served.models) <= MODELS_MAX
         assert all(isinstance(model.name, str) and isinstance(model.created, int) for model in served.models)
         assert all(isinstance(msgspec.json.decode(model.row), dict) for model in served.models if model.row)
-    ranks = cast("Any", Ranks.__new__(Ranks))
+    ranks = cast("Any", RankExpander.__new__(RankExpander))
     ranks._session, ranks._page_bytes_max = _Page(data), PAGE_BYTES_MAX
     ranks._counts, ranks._asked_s, ranks._versions = {}, {}, {}
     pages = ranks._pages = cast("Any", MetricsPages.__new__(MetricsPages))

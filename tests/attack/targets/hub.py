@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import msgspec
 
-from router.workers import codec, messages
-from router.workers.messages import WireError
+from router.multiprocess import codec, protocol
+from router.multiprocess.protocol import WireError
 from tests.attack.cuts import cut
 from tests.attack.target import Target
 
@@ -21,22 +21,22 @@ def hub(data: bytes) -> None:
     assert _frames(cuts) == _frames([data])
     for body in _frames([data])[0]:
         with suppress(WireError):
-            heard = messages.batch_of(body)
-            said = messages.frame(heard)  # compared as bytes: a time that is not a number equals nothing
-            assert messages.frame(messages.batch_of(said[messages.HEAD_BYTES :])) == said
+            heard = protocol.batch_of(body)
+            said = protocol.frame(heard)  # compared as bytes: a time that is not a number equals nothing
+            assert protocol.frame(protocol.batch_of(said[protocol.HEAD_BYTES :])) == said
             for message in heard.messages:
                 _as_facts(message)
         with suppress(WireError):
-            told = messages.answers_of(body)
-            said = messages.frame(told)
-            assert messages.frame(messages.answers_of(said[messages.HEAD_BYTES :])) == said
+            told = protocol.answers_of(body)
+            said = protocol.frame(told)
+            assert protocol.frame(protocol.answers_of(said[protocol.HEAD_BYTES :])) == said
             for answer in told:
                 _as_answer(answer)
 
 
 def _frames(pieces: list[bytes]) -> tuple[list[bytes], bool]:
     """Bodies of frames, and whether one was refused."""
-    frames, bodies = messages.Frames(bytes_max=FRAME_BYTES_MAX), list[bytes]()
+    frames, bodies = protocol.Frames(bytes_max=FRAME_BYTES_MAX), list[bytes]()
     try:
         for piece in pieces:
             bodies += frames.feed(piece)
@@ -45,27 +45,27 @@ def _frames(pieces: list[bytes]) -> tuple[list[bytes], bool]:
     return bodies, False
 
 
-def _as_facts(message: messages.FromWorker) -> None:
-    if isinstance(message, messages.WantLease):
+def _as_facts(message: protocol.FromWorker) -> None:
+    if isinstance(message, protocol.WantLease):
         wanted = codec.wanted_of(message)
         again = codec.place_of(message.id, wanted, frozenset(message.exclude), ids=True)
         parts = [(each.model, each.chain, each.prompt, each.tokens) for each in (again, message)]
         assert msgspec.msgpack.encode(parts[0]) == msgspec.msgpack.encode(parts[1])
-    elif isinstance(message, messages.Finish):
+    elif isinstance(message, protocol.Finish):
         outcome = codec.outcome_of(message)
-        assert messages.frame(messages.WorkerFrame(0, [codec.finish_of(message.id, outcome, message.now_s)]))
-    elif isinstance(message, messages.Prefilled):
+        assert protocol.frame(protocol.WorkerFrame(0, [codec.finish_of(message.id, outcome, message.now_s)]))
+    elif isinstance(message, protocol.Prefilled):
         outcome = codec.prefill_outcome_of(message)
         assert (outcome.ending, bool(outcome.usage)) == (message.ending, bool(message.usage))
-    elif isinstance(message, messages.Report):
+    elif isinstance(message, protocol.Report):
         codec.record_of(message, None)
 
 
-def _as_answer(answer: messages.FromHub) -> None:
-    if isinstance(answer, messages.LeaseOpened):
+def _as_answer(answer: protocol.FromHub) -> None:
+    if isinstance(answer, protocol.LeaseOpened):
         codec.receipt_of(answer, 1)
-    elif isinstance(answer, messages.Unplaced):
-        codec.why_not(answer)
+    elif isinstance(answer, protocol.Unplaced):
+        codec.error_of(answer)
 
 
 WORDS = (

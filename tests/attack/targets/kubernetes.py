@@ -10,20 +10,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 from router.engines.discovery import api_client
-from router.engines.discovery.pod_watch import Gone, ObjectFollower, WatchFailed
-from router.engines.discovery.pods import PodSeen, PodView, Rule, read, replicas_of
+from router.engines.discovery.informer import Gone, Informer, WatchFailed
+from router.engines.discovery.pods import ParsedPod, PodMapping, PodView, read, replicas_of
 from router.engines.discovery.pools import PORTS_MAX, read_pool
 from tests.attack.cuts import cut
 from tests.attack.target import Target
 
 RULES = (
-    Rule(),
-    Rule(port="8000"),
-    Rule(port="engine"),
-    Rule("https", known_only=True),
-    Rule(ports=(8000, 65_535)),
+    PodMapping(),
+    PodMapping(port="8000"),
+    PodMapping(port="engine"),
+    PodMapping("https", known_only=True),
+    PodMapping(ports=(8000, 65_535)),
 )
 
 
@@ -50,7 +50,7 @@ def pools(data: bytes) -> None:
         assert all(0 < port < 65_536 for port in seen.members.ports)
 
 
-def _sane(seen: PodSeen) -> None:
+def _sane(seen: ParsedPod) -> None:
     found = [replica for claim in seen.claims for replica in claim.replicas]
     for url in filter(None, (text for each in found for text in (each.id, each.events, each.replay))):
         parts = urlsplit(url)
@@ -81,8 +81,8 @@ def watch(data: bytes) -> None:
 async def _watched(data: bytes) -> None:
     lines = await _lines([data])
     assert await _lines(cut(random.Random(data), data) if data else []) == lines
-    view = PodView(Rule())
-    follower = ObjectFollower(
+    view = PodView(PodMapping())
+    follower = Informer(
         cast("Any", _Listing(data)), "default", view, resync_s=60.0, changed=lambda: None, random=random.Random(1)
     )
     for line in lines[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 
-from router.core.kv_events.decoding import MalformedBatch, decode
+from router.core.kv_events.batch_decoder import MalformedBatch, decode
 from tests.attack.target import Target
 from tests.core.kv_events.test_fuzz import BIG, _apply, _bounded, _frames, _small_ledger
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 
-from router.commands.audit.counting import Audit
-from router.commands.audit.requests import NotRequest, logged
-from router.core.dialects import BadBody
+from router.cli.audit.counts import Audit
+from router.cli.audit.log_requests import NotRequest, parse_request
+from router.core.dialects import InvalidBody
 from tests.attack.target import Target
 from tests.attack.targets.bodies import WORDS
 
@@ -21,8 +21,8 @@ def logs(data: bytes) -> None:
     audit = Audit(memory_bytes_max=1 << 20, excerpts=True)
     counted = 0
     for line in data.splitlines()[:LINES_MAX]:
-        with suppress(NotRequest, BadBody):
-            request = logged(line)
+        with suppress(NotRequest, InvalidBody):
+            request = parse_request(line)
             assert request.prompt_tokens >= 0
             audit.add(request)
             counted += 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from router.core.dialects import PATHS, BadBody
-from router.core.prompts.template_chat import Unfit
-from router.tokens.ask_engine import ask_body
-from router.tokens.sandbox import CannotRender
-from router.tokens.templates import SGLANG, VLLM, ChatTemplate
-from router.tokens.tokenizers import CannotLoad, Folder
+from router.core.dialects import PATHS, InvalidBody
+from router.core.prompts.template_chat import UnsupportedForTemplate
+from router.tokenization.chat_templates import SGLANG, VLLM, ChatTemplate
+from router.tokenization.engine_tokenize import ask_body
+from router.tokenization.sandbox import CannotRender
+from router.tokenization.tokenizers import CannotLoad, ModelFolder
 from tests.attack.target import Target
 from tests.attack.targets.bodies import DEPTH_MAX, WORDS
 from tests.core.prompts.test_nesting import nests_deeper
@@ -41,8 +41,8 @@ def model_files(data: bytes) -> None:
         for file in FILES:
             (folder / file).write_bytes(data)
             with suppress(CannotLoad, CannotRender):
-                read = Folder(folder)
-                assert isinstance(read.own_renderer(), str)
+                read = ModelFolder(folder)
+                assert isinstance(read.explain_template_unused(), str)
                 templates, special = read.templates(), read.special()
                 assert all(isinstance(each, str) for each in (*templates, *templates.values(), *special.values()))
                 if templates:
@@ -62,7 +62,7 @@ def template_inputs(data: bytes) -> None:
     for path, dialect in PATHS.items():
         try:
             decoded = dialect.parse(path, data).decoded
-        except BadBody:
+        except InvalidBody:
             continue
         given = dialect.template_input(path, data, decoded)
         assert given == dialect.template_input(path, data), f"{path}: read anew it is another"
@@ -70,13 +70,13 @@ def template_inputs(data: bytes) -> None:
             continue
         assert sum(each is not None for each in (given.ids, given.text, given.messages)) == 1
         for engine in (VLLM, SGLANG):
-            with suppress(Unfit):
+            with suppress(UnsupportedForTemplate):
                 msgspec.json.encode(ask_body(given, "m", engine))
             if given.messages is None:
                 continue
             for template in _templates():
-                with suppress(CannotRender, Unfit):
-                    assert isinstance(template.rendering(given, engine, {}), str)
+                with suppress(CannotRender, UnsupportedForTemplate):
+                    assert isinstance(template.fit_and_render(given, engine, {}), str)
 
 
 JINJA = (

@@ -7,10 +7,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from router.commands.loading import ENV_PREFIX, load
-from router.settings import pairs
-from router.settings.keys import Keys, KeysError
-from router.settings.schema import Settings, SettingsError, field_keys
+from router.cli.config_loader import ENV_PREFIX, load
+from router.config import url_maps
+from router.config.api_keys import Keys, KeysError
+from router.config.schema import Settings, SettingsError, field_keys
 from tests.attack.target import Target
 
 DIGEST = hashlib.sha256(b"a key").hexdigest()
@@ -33,12 +33,12 @@ def settings_file(data: bytes) -> None:
 
 def _pairs(settings: Settings) -> None:
     """What was accepted as pairs can be taken apart."""
-    assert all(pairs.event_endpoints(settings.events.endpoints).values())
-    assert all(pairs.event_topics(settings.events.topics).values())
-    assert all(pairs.peer_endpoints([*settings.pulls.endpoints, *settings.split.endpoints]).values())
-    assert all(pairs.objectives(settings.gateway.objectives).values())
-    assert all(pairs.continued_models(settings.upstream.continue_models).values())
-    assert None not in pairs.template_kwargs(settings.tokens.template_kwargs).values()
+    assert all(url_maps.event_endpoints(settings.events.endpoints).values())
+    assert all(url_maps.event_topics(settings.events.topics).values())
+    assert all(url_maps.peer_endpoints([*settings.pulls.endpoints, *settings.split.endpoints]).values())
+    assert all(url_maps.objectives(settings.gateway.objectives).values())
+    assert all(url_maps.continued_models(settings.upstream.continue_models).values())
+    assert None not in url_maps.template_kwargs(settings.tokens.template_kwargs).values()
 
 
 def environment(data: bytes) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from router.core.admission.rates import Quotas
-from router.core.facts.replicas import Load
-from router.core.kv_events.states import UnreadableState
-from router.core.sharing.restoring import sameness, take_models, take_over
-from router.sharing.addresses import BadAddress, parsed
-from router.sharing.frames import BadFrame, frame_of, head_of, packed
-from router.sharing.handing import opened
-from router.sharing.tenants import TenantsTogether
+from router.core.admission.rate_limits import TenantRateLimits
+from router.core.kv_events.event_state_codec import UnreadableState
+from router.core.peer_sync.snapshot_import import import_replica, same_engine, take_models
+from router.core.types.replicas import Load
+from router.peering.frames import BadFrame, frame_of, head_of, pack_frame
+from router.peering.snapshot_transfer import decode_parcel
+from router.peering.store_url import BadAddress, parse_address
+from router.peering.tenant_rates import DistributedRateLimiter
 from tests.attack.target import Target
+from tests.core.peer_sync.stated import parts_of
 from tests.core.ready import router_of
-from tests.core.sharing.stated import parts_of
 
 
 class _Rates:
@@ -29,16 +29,16 @@ def sharing_messages(data: bytes) -> None:
         if head is None:
             return
         frame = frame_of(data)
-        again = packed(frame, head.origin, head.at_s)
+        again = pack_frame(frame, head.origin, head.at_s)
         assert frame_of(again) == frame
-        quotas = Quotas()
+        quotas = TenantRateLimits()
         quotas.configure({"acme": _Rates()})
-        together = TenantsTogether(quotas, routers_assumed=2, clock=lambda: 0.0)
-        together.alone()
-        together.together()
+        together = DistributedRateLimiter(quotas, routers_assumed=2, clock=lambda: 0.0)
+        together.on_disconnected()
+        together.on_connected()
         together.hear(head.origin, frame.spent)
         together.hear(head.origin, frame.spent)
-        left = quotas.left("acme", 0.0)
+        left = quotas.get_remaining("acme", 0.0)
         assert left[0] is not None
         assert -60.0 * (1 + len(frame.spent) * 2) <= left[0] <= 60.0
 
@@ -46,14 +46,14 @@ def sharing_messages(data: bytes) -> None:
 def sharing_urls(data: bytes) -> None:
     """A URL of a store: an address, or a reason without the password."""
     with suppress(BadAddress, UnicodeDecodeError):
-        address = parsed(data.decode())
+        address = parse_address(data.decode())
         assert address.hosts
         assert all(0 <= port < 1 << 16 for _, port in address.hosts)
 
 
 def state_pieces(data: bytes) -> None:
     """All that another router knows, in a parcel: taken over within all limits, or refused."""
-    pieces = opened(data)
+    pieces = decode_parcel(data)
     if pieces is None:
         return
     router = router_of(["http://a", "http://b"])
@@ -64,15 +64,15 @@ def state_pieces(data: bytes) -> None:
             state, member = part.events(), router.member(id_)
             if member is None:
                 continue
-            sameness(part.replica, member, 1.0)
+            same_engine(part.replica, member, 1.0)
             if parts.models is not None:
                 take_models(router, parts.models)
-            for _ in take_over(router, member, part, 1.0, 100.0):
+            for _ in import_replica(router, member, part, 1.0, 100.0):
                 assert router.index.blocks(id_) <= router.index.capacity(id_)
             if state is not None:
-                router.knowledge.begin(id_, state.stream.shape)
+                router.knowledge.reset_to(id_, state.stream.shape)
                 for page in state.pages:
-                    router.knowledge.take_in(id_, page)
+                    router.knowledge.import_page(id_, page)
     for member in router.members:
         assert member.prefill_model.ms(1_000, 0) >= 0
     assert router.models.tokens("m").bytes_per_token > 0

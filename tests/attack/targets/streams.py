@@ -7,10 +7,10 @@ import random
 import msgspec
 
 from router.core.dialects import PATHS, Dialect, sse
-from router.core.dialects.base import Abort
+from router.core.dialects.dialect import Abort
 from router.core.dialects.sse import EventSplitter
-from router.core.facts.placements import Ending, Usage
-from router.core.prompts.bodies import USAGE_TOKENS_MAX
+from router.core.prompts.json_fields import USAGE_TOKENS_MAX
+from router.core.types.placements import EndReason, Usage
 from tests.attack.cuts import cut
 from tests.attack.target import Target
 
@@ -24,7 +24,7 @@ def events(data: bytes) -> None:
     rest = whole.close()
     assert in_pieces.close() == rest
     assert b"".join(found) + rest == data
-    assert sse.begins_well(data) in (True, False)
+    assert sse.is_valid_first_event(data) in (True, False)
     forwards = [*filter(None, map(sse.payload, found)), *filter(None, [sse.payload(rest)])]
     assert len(list(sse.payloads_backwards(data))) >= len(forwards)
 
@@ -36,10 +36,10 @@ def usage(data: bytes) -> None:
         _possible(dialect.stream_usage(data))
         assert dialect.event_error(data) in (None, *range(400, 600))
         assert dialect.event_error(b'data: {"error":' + data + b"\n\n") in (None, *range(400, 600))
-        assert dialect.aborted(data) in (None, *Abort)
-        assert dialect.begun(data) in (True, False)
+        assert dialect.find_abort(data) in (None, *Abort)
+        assert dialect.has_output(data) in (True, False)
         assert dialect.is_usage_event(data) in (True, False)
-        assert dialect.ended(data) in (None, Ending.OK, Ending.FAILED, Ending.REFUSED_BY_ENGINE)
+        assert dialect.find_ending(data) in (None, EndReason.OK, EndReason.FAILED, EndReason.REFUSED_BY_ENGINE)
         _error_event(dialect, data)
 
 
@@ -54,7 +54,7 @@ def _error_event(dialect: Dialect, tail: bytes) -> None:
     event = dialect.error_event(502, "stream_broken", "x", tail)
     assert event.endswith(b"\n\n")
     msgspec.json.decode(sse.payload(event))
-    assert dialect.ended(b"data: {}\n\n" + event) is Ending.FAILED
+    assert dialect.find_ending(b"data: {}\n\n" + event) is EndReason.FAILED
 
 
 WORDS = (

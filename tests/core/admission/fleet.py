@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.control.local_placement import LocalPlacementService
 from router.core.admission.queue import Ticket
-from router.core.facts.placements import Ending, Outcome, Shed, Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import Ask, Priority
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
-from router.core.placement.wanted import Wanted
-from router.hub.local_placer import LocalPlacer
+from router.core.fleet.models import NoReplicaReady
+from router.core.placement.placement_request import PlacementRequest
+from router.core.types.placements import EndReason, Outcome, Shed, Usage
+from router.core.types.replicas import Load
+from router.core.types.requests import Priority, RequestSpec
 from tests.core.admission.overload import placer_of
 from tests.core.placement.placing import MODEL, World
 
-OK = Outcome(Ending.OK, Usage(10, 10))
+OK = Outcome(EndReason.OK, Usage(10, 10))
 
 
 def want(
     tenant: str = "", priority: Priority = Priority.NORMAL, size: int = 1, model: str | None = MODEL, **more: Any
-) -> Wanted:
+) -> PlacementRequest:
     """A small request."""
-    ask = Ask(model, stream=True)
-    return Wanted(ask, model, None, "k", body_tokens=10, tenant=tenant, priority=priority, body_bytes=size, **more)
+    ask = RequestSpec(model, stream=True)
+    return PlacementRequest(
+        ask, model, None, "k", body_tokens=10, tenant=tenant, priority=priority, body_bytes=size, **more
+    )
 
 
-def asked(placer: LocalPlacer, wanted: Wanted, exclude: frozenset[str]) -> list[Any]:
+def asked(placer: LocalPlacementService, wanted: PlacementRequest, exclude: frozenset[str]) -> list[Any]:
     """A list that holds the answer to a request, or will: a lease, or the error that it was turned away with."""
     answers: list[Any] = []
     try:
         answer = placer.ask(wanted, exclude, answers.append)
-    except (Shed, NoReplica) as error:
+    except (Shed, NoReplicaReady) as error:
         answers.append(error)
     else:
         if not isinstance(answer, Ticket):

@@ -14,17 +14,17 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from router.core.admission.holding import TICK_S
+from router.config.schema import AdmissionSettings
+from router.control.local_placement import LocalPlacementService
+from router.core.admission.hold_back import TICK_S
 from router.core.admission.queue import Ticket
-from router.core.admission.rates import Rates
-from router.core.facts.placements import Ending, Outcome, Shed, Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import Ask, Priority
+from router.core.admission.rate_limits import Rates
 from router.core.fleet.lease import Lease
-from router.core.placement.wanted import Wanted
-from router.hub.local_placer import LocalPlacer
-from router.placer import Page
-from router.settings.schema import AdmissionSettings
+from router.core.placement.placement_request import PlacementRequest
+from router.core.types.placements import EndReason, Outcome, Shed, Usage
+from router.core.types.replicas import Load
+from router.core.types.requests import Priority, RequestSpec
+from router.placement_api import HttpPage
 from tests.core.placement.paired import PairedFleet
 from tests.core.placement.placing import MODEL, World
 
@@ -50,13 +50,13 @@ class Served:
         return sorted(self.ttft_s)[int(part * (len(self.ttft_s) - 1))]
 
 
-async def _no_page(*_: object) -> Page | None:
+async def _no_page(*_: object) -> HttpPage | None:
     return None
 
 
-def placer_of(world: World | PairedFleet, **limits: Any) -> LocalPlacer:
+def placer_of(world: World | PairedFleet, **limits: Any) -> LocalPlacementService:
     """Places in that world."""
-    return LocalPlacer(
+    return LocalPlacementService(
         world.router,
         clock=lambda: world.now_s,
         event_wait_s=0.0,
@@ -125,7 +125,9 @@ class Overload:
 
     def _come(self, kind: str, tenant: str, priority: Priority) -> None:
         came_s, seen = self.world.now_s, self.clients[kind]
-        wanted = Wanted(Ask(MODEL, stream=True), MODEL, None, str(next(self._numbers)), body_tokens=TOKENS)
+        wanted = PlacementRequest(
+            RequestSpec(MODEL, stream=True), MODEL, None, str(next(self._numbers)), body_tokens=TOKENS
+        )
         wanted.tenant, wanted.priority, wanted.body_bytes = tenant, priority, 400
 
         def answered(answer: Lease | Exception) -> None:
@@ -145,7 +147,7 @@ class Overload:
         else:
             if not isinstance(answer, Ticket):
                 answered(answer)
-        queued, _ = self.placer.admission.queued()
+        queued, _ = self.placer.admission.count_queued()
         self.queued_max = max(self.queued_max, sum(queued.values()))
 
     def _send(self, lease: Lease, seen: Served, came_s: float) -> None:
@@ -160,7 +162,7 @@ class Overload:
             self._running[id_] -= 1
             if self._waiting[id_]:
                 self._waiting[id_].popleft()()
-            self.placer.finish(lease, Outcome(Ending.OK, Usage(TOKENS, TOKENS)), self.world.now_s)
+            self.placer.finish(lease, Outcome(EndReason.OK, Usage(TOKENS, TOKENS)), self.world.now_s)
 
         def begin() -> None:
             self._running[id_] += 1

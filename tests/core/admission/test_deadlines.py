@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.admission.deadlines import GATES_MAX, SEEN_S, WAITING_MIN_MS, Deadlines
+from router.core.admission.deadline_budget import GATES_MAX, SEEN_S, WAITING_MIN_MS, DeadlineReserve
 from router.core.admission.queue import PASSES_MAX, FairQueue, Pool, Ticket
-from router.core.facts.placements import Shed
-from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
+from router.core.types.placements import Shed
+from router.core.types.requests import Priority
 from tests.core.admission.fleet import Fleet, want
 from tests.core.admission.test_queue import POOLS, nobody, order, room, ticket
 from tests.support.examples import examples
@@ -159,23 +159,23 @@ def test_who_is_late_already_makes_nobody_else_late() -> None:
 def test_what_may_wait_follows_the_shortest_deadline_of_late() -> None:
     """A part of the shortest deadline of the same priority or a higher one, never less than a step; forgotten within
     two minutes; and after PASSES_MAX urgent placements in a row that others waited through, no limit once."""
-    deadlines = Deadlines()
+    deadlines = DeadlineReserve()
 
     def waiting_ms(priority: Priority) -> float:
         return deadlines.gate("t", priority, 4, 101.0)[0]
 
     assert waiting_ms(LOW) == inf
-    deadlines.asked("t", NORMAL, 1.0, 100.0)
-    deadlines.asked("t", NORMAL, 3.0, 100.0)
+    deadlines.note_deadline("t", NORMAL, 1.0, 100.0)
+    deadlines.note_deadline("t", NORMAL, 3.0, 100.0)
     assert waiting_ms(HIGH) == inf
     assert waiting_ms(NORMAL) == waiting_ms(LOW) == 100.0
     for _ in range(PASSES_MAX):
         assert waiting_ms(LOW) == 100.0
-        deadlines.placed(urgent=True, others_wait=True)
+        deadlines.note_placement(urgent=True, others_wait=True)
     assert waiting_ms(LOW) == inf
-    deadlines.placed(urgent=False, others_wait=True)
+    deadlines.note_placement(urgent=False, others_wait=True)
     assert waiting_ms(LOW) == 100.0
-    deadlines.asked("t", HIGH, 0.001, 101.0)
+    deadlines.note_deadline("t", HIGH, 0.001, 101.0)
     assert waiting_ms(LOW) == WAITING_MIN_MS
     deadlines.tick(101.0 + SEEN_S)
     deadlines.tick(102.0 + 2 * SEEN_S)
@@ -185,14 +185,14 @@ def test_what_may_wait_follows_the_shortest_deadline_of_late() -> None:
 def test_others_heed_deadlines_as_far_as_their_tenant_works() -> None:
     """A use of USE_FULL of the fleet is heeded in full, a tenth of that by a hundred times the limit, and none not at
     all, however short the deadline is. A replica is kept for each half of one that is used, at most one of four."""
-    deadlines = Deadlines()
-    deadlines.asked("d", NORMAL, 1.0, 0.0)
+    deadlines = DeadlineReserve()
+    deadlines.note_deadline("d", NORMAL, 1.0, 0.0)
     assert deadlines.gate("d", NORMAL, 8, 0.0) == (100.0, 2)
     assert deadlines.gate("v", NORMAL, 8, 0.0) == (inf, 0)
     seen = []
     for work_ms in (128.0, 1_152.0, 11_520.0, 115_200.0):  # together 0.0008, 0.008, 0.08 and 0.8 of eight replicas
-        deadlines.told("d", NORMAL, work_ms, 0.0, in_time=False)
-        deadlines.asked("d", NORMAL, 1.0 - work_ms / 1e9, 0.0)  # a shorter one is heeded at once
+        deadlines.note_first_token("d", NORMAL, work_ms, 0.0, in_time=False)
+        deadlines.note_deadline("d", NORMAL, 1.0 - work_ms / 1e9, 0.0)  # a shorter one is heeded at once
         seen.append(deadlines.gate("v", NORMAL, 8, 0.0))
     assert [(round(limit_ms), kept) for limit_ms, kept in seen] == [(1_000_000, 0), (10_000, 0), (100, 1), (100, 2)]
     assert deadlines.gate("v", HIGH, 8, 0.0)[0] == inf
@@ -205,24 +205,24 @@ def test_others_heed_deadlines_as_far_as_their_tenant_works() -> None:
 def test_a_short_deadline_is_backed_by_its_own_tenant_alone() -> None:
     """Next to another tenant's honest ones a deadline of a moment makes no limit shorter; a longer one has the work of
     those with shorter ones behind it, too."""
-    deadlines = Deadlines()
-    deadlines.asked("honest", NORMAL, 2.0, 0.0)
-    deadlines.told("honest", NORMAL, 4_400.0, 0.0, in_time=True)
+    deadlines = DeadlineReserve()
+    deadlines.note_deadline("honest", NORMAL, 2.0, 0.0)
+    deadlines.note_first_token("honest", NORMAL, 4_400.0, 0.0, in_time=True)
     alone_ms = deadlines.gate("v", NORMAL, 4, 0.0)[0]
     assert 400 < alone_ms < 450
-    deadlines.asked("evil", NORMAL, 0.01, 0.0)
-    deadlines.told("evil", NORMAL, 10.0, 0.0, in_time=True)
+    deadlines.note_deadline("evil", NORMAL, 0.01, 0.0)
+    deadlines.note_first_token("evil", NORMAL, 10.0, 0.0, in_time=True)
     assert 0.99 * alone_ms < deadlines.gate("v", NORMAL, 4, 0.0)[0] <= alone_ms
-    deadlines.asked("more", NORMAL, 1.0, 0.0)
-    deadlines.told("more", NORMAL, 2_000.0, 0.0, in_time=True)
+    deadlines.note_deadline("more", NORMAL, 1.0, 0.0)
+    deadlines.note_first_token("more", NORMAL, 2_000.0, 0.0, in_time=True)
     assert round(deadlines.gate("v", NORMAL, 4, 0.0)[0]) == 200
 
 
 def test_many_tenants_have_a_bound() -> None:
     """Of more tenants than GATES_MAX those that began first count no longer."""
-    deadlines = Deadlines()
+    deadlines = DeadlineReserve()
     for number in range(GATES_MAX + 1):
-        deadlines.asked(f"t{number}", NORMAL, 1.0, 0.0)
+        deadlines.note_deadline(f"t{number}", NORMAL, 1.0, 0.0)
     assert deadlines.gate("t0", NORMAL, 4, 0.0, others=False)[0] == inf
     assert deadlines.gate("t1", NORMAL, 4, 0.0, others=False)[0] == 100.0
 
@@ -267,12 +267,12 @@ def test_others_wait_for_a_calm_replica_while_deadlines_are_asked_for() -> None:
 def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
     """At most one replica of four, and none where so much is in time anyway; and with less than a unit of work for each
     replica whoever has no deadline is placed on the last idle one."""
-    deadlines = Deadlines()
-    deadlines.asked("t", NORMAL, 1.0, 0.0)
+    deadlines = DeadlineReserve()
+    deadlines.note_deadline("t", NORMAL, 1.0, 0.0)
     assert [deadlines.gate("t", NORMAL, replicas, 0.0)[1] for replicas in (1, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
     for in_time, kept in ((True, 0), (False, 25)):
         for _ in range(1_000):
-            deadlines.told("t", NORMAL, 1.0, 0.0, in_time=in_time)
+            deadlines.note_first_token("t", NORMAL, 1.0, 0.0, in_time=in_time)
         assert deadlines.gate("t", NORMAL, 100, 0.0)[1] == kept
     for tokens, waits in ((10_000, 0), (40_000, 1)):
         fleet = Fleet("abcd", wait_s=100.0)
@@ -284,9 +284,9 @@ def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
             fleet.placer.first_token(lease, fleet.world.now_s)
         for _ in range(3):
             assert isinstance(fleet.placer.ask(long, frozenset(), leases.append), Lease)
-        assert fleet.admission.queued()[0][NORMAL] == 0
+        assert fleet.admission.count_queued()[0][NORMAL] == 0
         fleet.ask()
-        assert fleet.admission.queued()[0][NORMAL] == waits
+        assert fleet.admission.count_queued()[0][NORMAL] == waits
 
 
 def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> None:
@@ -313,12 +313,12 @@ def test_a_request_that_waits_for_others_deadlines_is_placed_in_the_end() -> Non
     assert isinstance(fleet.placer.ask(long, frozenset(), lambda _: None), Lease)
     fleet.ask("d", due_s=fleet.world.now_s + 0.5)
     for _ in range(50):
-        fleet.admission._admission.deadlines.told("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
+        fleet.admission._admission.deadlines.note_first_token("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
     own, others = fleet.ask("d"), [fleet.ask("v") for _ in range(20)]
     assert (own, others) == ([], [[]] * 20)
     for _ in range(40):
         fleet.world.now_s += 0.2
-        fleet.admission._admission.deadlines.told("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
+        fleet.admission._admission.deadlines.note_first_token("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
         fleet.admission.tick()
         others.append(fleet.ask("v"))
     assert all(isinstance(answers[0], Lease) for answers in others[:20])

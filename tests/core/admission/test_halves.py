@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.facts.legs import Role
+from router.config.schema import AdmissionSettings
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
-from router.settings.schema import AdmissionSettings
+from router.core.fleet.models import NoReplicaReady
+from router.core.types.disagg_types import Role
 from tests.core.admission.fleet import asked
 from tests.core.admission.overload import placer_of
 from tests.core.placement.paired import APART, PairedFleet
@@ -59,7 +59,7 @@ class Halves:
     def prefilled(self, lease: Lease) -> None:
         """The prefill leg ends now, well."""
         self.fleet.now_s += 0.2
-        self.placer.prefilled(lease, self.fleet.ok(lease), self.fleet.now_s)
+        self.placer.finish_prefill(lease, self.fleet.ok(lease), self.fleet.now_s)
 
     def finish(self, lease: Lease) -> None:
         """The answer ends now, well."""
@@ -195,9 +195,9 @@ def test_without_any_warm_pair_they_hear_that() -> None:
     first = halves.split()
     waits = halves.ask()
     assert waits == []
-    halves.fleet.router.prove_handshake("p", None, "")
+    halves.fleet.router.set_kv_connector("p", None, "")
     halves.finish(first)
-    assert isinstance(waits[0], NoReplica)
+    assert isinstance(waits[0], NoReplicaReady)
 
 
 def test_those_that_only_prefill_stand_in_for_all_others_within_their_windows() -> None:

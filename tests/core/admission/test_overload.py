@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from router.core.facts.requests import Priority
+from router.core.types.requests import Priority
 from tests.core.admission.overload import ANSWER_S, SLOTS, TOKENS, Overload
 
 PEAK_PER_S = 2 * SLOTS / ANSWER_S  # of two replicas
@@ -138,4 +138,4 @@ def test_priority_goes_first_and_the_last_hear_of_it() -> None:
         assert seen.errors == 0
     came = sum(len(seen.ttft_s) + len(seen.shed_after_s) for seen in (high, normal, low))
     assert came == pytest.approx(2 * PEAK_PER_S * 30, rel=0.05)
-    assert fleet.placer.admission.queued() == ({Priority.HIGH: 0, Priority.NORMAL: 0, Priority.LOW: 0}, 0)
+    assert fleet.placer.admission.count_queued() == ({Priority.HIGH: 0, Priority.NORMAL: 0, Priority.LOW: 0}, 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.admission.queue import FairQueue, Pool, Ticket
-from router.core.facts.requests import Priority
+from router.core.types.requests import Priority
 from tests.support.examples import examples
 
 POOLS: tuple[Pool, ...] = (("m", None, False), ("n", None, False), ("m", "http://a", False))
@@ -125,7 +125,7 @@ class QueueAndModel(RuleBasedStateMachine):
     def waits_too_long(self, age_s: int) -> None:
         """Who came before then leaves, oldest first."""
         old = [t for t in self.waiting if t.at_s <= self.now_s - age_s]
-        assert list(self.queue.expired(self.now_s - age_s)) == old
+        assert list(self.queue.remove_expired(self.now_s - age_s)) == old
         for each in old:
             self.gone(each)
 
@@ -137,7 +137,7 @@ class QueueAndModel(RuleBasedStateMachine):
         for priority in Priority:
             assert self.queue.count(priority) == sum(t.priority is priority for t in self.waiting)
         by_pool = Counter((ticket.pool, ticket.priority) for ticket in self.waiting)
-        assert {(pool, priority): n for pool, priority, n in self.queue.waiting() if n} == by_pool
+        assert {(pool, priority): n for pool, priority, n in self.queue.count_waiting() if n} == by_pool
 
 
 QueueAndModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -19,19 +19,19 @@ def test_what_is_kept_follows_what_others_have_open(events: list[tuple[str, bool
     """Now, or on the mean of about USE_S, as a sum over all steps has it."""
     shares, opened, mean, now_s = Shares(), dict.fromkeys("ab", 0), dict.fromkeys("ab", 0.0), 0.0
     for tenant, opens, gone_s in events:
-        shares.asked(tenant, now_s)
+        shares.note_request(tenant, now_s)
         if opens or not opened[tenant]:
-            shares.opened(tenant, now_s)
+            shares.on_lease_opened(tenant, now_s)
             opened[tenant] += 1
         else:
-            shares.closed(tenant, now_s)
+            shares.on_lease_closed(tenant, now_s)
             opened[tenant] -= 1
         now_s += gone_s
         for name in "ab":
             mean[name] = opened[name] + (mean[name] - opened[name]) * exp(-gone_s / USE_S)
         if all(opened.values()):
             for name, other in ("ab", "ba"):
-                kept, lasting = shares.kept(name, now_s)
+                kept, lasting = shares.compute_reserved(name, now_s)
                 assert lasting == pytest.approx(KEPT_TIMES * mean[other], abs=1e-6)
                 assert kept == pytest.approx(KEPT_TIMES * max(mean[other], opened[other]), abs=1e-6)
 
@@ -40,11 +40,11 @@ def test_what_is_remembered_of_tenants_has_a_bound() -> None:
     """Of those that ask and have nothing open the oldest are forgotten."""
     shares = Shares()
     for number in range(2 * TENANTS_MAX):
-        shares.asked(f"t{number}", float(number))
-        shares.opened(f"t{number}", float(number))
-        shares.closed(f"t{number}", float(number))
+        shares.note_request(f"t{number}", float(number))
+        shares.on_lease_opened(f"t{number}", float(number))
+        shares.on_lease_closed(f"t{number}", float(number))
     assert len(shares._uses) <= TENANTS_MAX
-    assert shares.others_about("other", 2.0 * TENANTS_MAX)
+    assert shares.has_other_tenants("other", 2.0 * TENANTS_MAX)
 
 
 def test_a_rare_request_of_another_tenant_costs_a_busy_one_no_places() -> None:

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from router.config.schema import AdmissionSettings
+from router.core.admission.concurrency_windows import ConcurrencyLimiter, DequeueRate
 from router.core.admission.queue import Ticket
-from router.core.admission.windows import Admission, TurnRate
-from router.core.facts.placements import Ending, Outcome, Shed, Usage
-from router.core.facts.replicas import Replica, ServedModel
-from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import chain_of
-from router.settings.schema import AdmissionSettings
+from router.core.fleet.models import NoReplicaReady
+from router.core.placement.placement_request import PlacementRequest
+from router.core.prompts.block_keys import chain_of
+from router.core.types.placements import EndReason, Outcome, Shed, Usage
+from router.core.types.replicas import Replica, ServedModel
+from router.core.types.requests import Priority
 from tests.core.admission.fleet import Fleet, want
 from tests.core.placement.placing import MODEL, chat
 from tests.support.examples import examples
@@ -41,7 +41,7 @@ def test_bytes_are_bounded() -> None:
     assert fleet.ask(size=60) == []
     assert isinstance(fleet.ask(size=41)[0], Shed)
     assert fleet.ask(size=40) == []
-    assert fleet.admission.queued()[1] == 100
+    assert fleet.admission.count_queued()[1] == 100
 
 
 def test_limits_can_be_changed_while_some_wait() -> None:
@@ -90,9 +90,9 @@ def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
 
     (first,) = fleet.ask("t")
     assert level() == 50
-    fleet.finish(first, Outcome(Ending.FAILED))
+    fleet.finish(first, Outcome(EndReason.FAILED))
     (retry,) = fleet.ask("t", exclude=frozenset({first.replica}))
-    fleet.finish(retry, Outcome(Ending.OK, Usage(12, 30)))
+    fleet.finish(retry, Outcome(EndReason.OK, Usage(12, 30)))
     assert level() == 60 - 42
     fleet.ask("x")
     fleet.ask("x")
@@ -100,8 +100,8 @@ def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
     ticket = fleet.placer.ask(want("t"), frozenset(), answers.append)
     assert isinstance(ticket, Ticket)
     assert level() == 8
-    fleet.admission.take_back(ticket)
-    fleet.admission.take_back(ticket)
+    fleet.admission.cancel(ticket)
+    fleet.admission.cancel(ticket)
     assert level() == 18
     assert not fleet.admission._charged
     assert not answers
@@ -113,7 +113,7 @@ def test_the_rate_of_turns_is_between_what_was_seen_and_what_was_expected(
     steps: list[tuple[float, bool, int]],
 ) -> None:
     """Whatever happens it is a number, not negative, and nothing is learned while nobody waits."""
-    rate, now_s = TurnRate(), 0.0
+    rate, now_s = DequeueRate(), 0.0
     for gap_s, waiting, turns in steps:
         now_s += gap_s
         before = (rate.turns, rate.waited_s)
@@ -143,7 +143,7 @@ class Doors(RuleBasedStateMachine):
         if isinstance(answer, Lease):
             self.open.append(answer)
         else:
-            assert isinstance(answer, Shed | NoReplica)
+            assert isinstance(answer, Shed | NoReplicaReady)
 
     @rule(tenant=st.sampled_from("xyz"), priority=st.sampled_from(Priority), model=st.sampled_from([MODEL, "n", None]))
     def comes(self, tenant: str, priority: Priority, model: str | None) -> None:
@@ -154,7 +154,7 @@ class Doors(RuleBasedStateMachine):
             answer = self.fleet.placer.ask(
                 want(tenant, priority, model=model), frozenset(), lambda answer: self.told(number, answer)
             )
-        except (Shed, NoReplica) as error:
+        except (Shed, NoReplicaReady) as error:
             self.told(number, error)
         else:
             if isinstance(answer, Ticket):
@@ -175,7 +175,7 @@ class Doors(RuleBasedStateMachine):
         """Somebody who waits."""
         if self.waiting:
             number = list(self.waiting)[which % len(self.waiting)]
-            self.fleet.admission.take_back(self.waiting.pop(number))
+            self.fleet.admission.cancel(self.waiting.pop(number))
             self.taken_back += 1
 
     @rule(replica=st.sampled_from("ab"), waiting=st.sampled_from([None, 0, 1, 2, 5]))
@@ -206,7 +206,7 @@ class Doors(RuleBasedStateMachine):
     @invariant()
     def all_adds_up(self) -> None:
         """Everybody was answered, waits or left; counts are those of what is open."""
-        core: Admission = self.fleet.admission._admission
+        core: ConcurrencyLimiter = self.fleet.admission._admission
         assert self.asked == self.answered + self.taken_back + len(self.waiting)
         assert len(core.queue) == len(self.waiting) <= 4
         assert {lease.id for lease in self.open} == set(core._open)
@@ -220,7 +220,7 @@ class Doors(RuleBasedStateMachine):
         members = self.fleet.world.router.fleet.members
         assert core.full == {m.id for m in members.values() if len(m.leases) >= core.window(m.id)}
         for ticket in self.waiting.values():
-            with suppress(NoReplica):  # which it is told at the next tick
+            with suppress(NoReplicaReady):  # which it is told at the next tick
                 assert not core.fits(ticket.pool, ticket.tenant, now_s)
 
 
@@ -241,7 +241,7 @@ def test_all_that_wait_are_bounded_together() -> None:
     cast("Patient", fleet.world.router.policy).hold = False
     assert len(fleet.ask(size=10)) == 1  # placed: the only place there is
     queued = [fleet.ask(size=10) for _ in range(3)]
-    assert sum(fleet.admission.queued()[0].values()) == 3
+    assert sum(fleet.admission.count_queued()[0].values()) == 3
     assert [len(each) for each in held] == [0, 0]
     assert sorted(len(each) for each in queued) == [0, 1, 1]
     many = Fleet(in_flight_max=1, queue_bytes_max=25)
@@ -260,7 +260,7 @@ def test_one_deadline_for_all_waiting() -> None:
     fleet.world.now_s += 7.0
     fleet.admission.tick()
     assert (fleet.admission.held_back(), held) == (0, [])
-    assert sum(fleet.admission.queued()[0].values()) == 1
+    assert sum(fleet.admission.count_queued()[0].values()) == 1
     fleet.world.now_s += 3.1
     fleet.admission.tick()
     assert isinstance(held[0], Shed)
@@ -275,23 +275,23 @@ def test_who_comes_again_goes_on_waiting(told: bool) -> None:
     ask = chat("the same")
     chain = chain_of(ask, MODEL)
 
-    def again(asked: Wanted) -> tuple[list[Any], Ticket]:
+    def again(asked: PlacementRequest) -> tuple[list[Any], Ticket]:
         answers: list[Any] = []
         ticket = fleet.placer.ask(asked, frozenset(), answers.append)
         assert isinstance(ticket, Ticket)
         return answers, ticket
 
-    wanted = Wanted(ask, MODEL, chain, "k", body_bytes=1)
+    wanted = PlacementRequest(ask, MODEL, chain, "k", body_bytes=1)
     _, ticket = again(wanted)
     fleet.world.now_s += 8.0
     if told:
         fleet.admission._turn_away(ticket, fleet.world.now_s)
         fleet.admission._holding.remove(ticket)
     else:
-        fleet.admission.take_back(ticket)
+        fleet.admission.cancel(ticket)
     fleet.world.now_s += 5.0
     answers, _ = again(wanted)
-    other, _ = again(Wanted(chat("another"), MODEL, chain_of(chat("another"), MODEL), "k", body_bytes=1))
+    other, _ = again(PlacementRequest(chat("another"), MODEL, chain_of(chat("another"), MODEL), "k", body_bytes=1))
     fleet.world.now_s += 1.9
     fleet.admission.tick()
     assert answers == other == []

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from router.core.dialects.openai import OpenAI
-from router.core.facts.requests import Prompt
+from router.core.types.requests import Prompt
 
 USER = {"role": "user", "content": "Where is Ulm?"}
 

@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from router.core.dialects.continuing import EXACT, plan_of
+from router.core.dialects.failover import EXACT, plan_of
 from tests.support.speaking import asked_of, events_of, joined, spoken
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from router.core.dialects.anthropic import Anthropic
-from router.core.facts.requests import Ask
+from router.core.types.requests import RequestSpec
 from tests.core.dialects.chats import USER, Same
 
 MESSAGES = "/v1/messages"
@@ -26,7 +26,7 @@ def text(words: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **fields}
 
 
-def parse(**fields: Any) -> Ask:
+def parse(**fields: Any) -> RequestSpec:
     """A body with these fields, read."""
     return ANTHROPIC.parse(MESSAGES, json.dumps({"model": "m", "max_tokens": 8, **fields}).encode())
 

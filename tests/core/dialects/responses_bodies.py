@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.core.dialects.responses import Responses
-from router.core.facts.requests import Ask
+from router.core.dialects.responses_api import Responses
+from router.core.types.requests import RequestSpec
 from tests.core.dialects.chats import USER, Same
 
 RESPONSES = Responses()
@@ -25,7 +25,7 @@ SAID = {
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
 
 
-def parse(**fields: Any) -> Ask:
+def parse(**fields: Any) -> RequestSpec:
     """A body with these fields, read."""
     return RESPONSES.parse("/v1/responses", json.dumps({"model": "m", **fields}).encode())
 

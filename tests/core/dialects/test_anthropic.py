@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Usage
-from router.core.facts.requests import Ask
-from router.core.prompts.blocks import chain_of
+from router.core.prompts.block_keys import chain_of
+from router.core.types.placements import Usage
+from router.core.types.requests import RequestSpec
 from tests.core.dialects.chats import USER, chat, event
 from tests.core.dialects.messages_bodies import ANTHROPIC, CACHED, PNG, USE, parse, text
 from tests.support.examples import examples
@@ -83,10 +83,10 @@ def test_a_prompt_that_is_not_understood_is_unknown(messages: Any) -> None:
 def test_what_placement_needs_to_know() -> None:
     """Model, stream, salt, session and output length; a user's id is no session where the prompt is known."""
     ask = parse(messages=[USER], stream=True, cache_salt="s", prompt_cache_key="k", metadata={"user_id": "u"})
-    assert ask == Ask("m", chat(USER), True, b"s", "k", 8, wants_usage=True, metadata=b'{"user_id": "u"}')
+    assert ask == RequestSpec("m", chat(USER), True, b"s", "k", 8, wants_usage=True, metadata=b'{"user_id": "u"}')
     assert parse(messages=[USER], metadata={"user_id": "u"}).session is None
     wrong = parse(messages=3, stream="maybe", cache_salt=3, metadata=[1], max_tokens=-5, tools="x")
-    assert wrong == Ask("m", wants_usage=True, metadata=b"[1]")
+    assert wrong == RequestSpec("m", wants_usage=True, metadata=b"[1]")
 
 
 def test_usage_counts_what_came_from_the_cache_as_prompt() -> None:
@@ -138,14 +138,14 @@ def test_an_error_in_the_first_event_is_seen(chunk: bytes, status: int | None) -
 
 def test_a_whole_answer_without_stop_reason_was_given_up() -> None:
     """vLLM leaves the reason out when it was told to stop; counts, errors and streams are something else."""
-    assert ANTHROPIC.aborted(b'{"type":"message","content":[{"type":"text","text":"half"}]}')
+    assert ANTHROPIC.find_abort(b'{"type":"message","content":[{"type":"text","text":"half"}]}')
     for head in (b'{"type":"message","stop_reason":"end_turn"}', b'{"input_tokens":7}', b'{"type":"error"}', b"{", b""):
-        assert not ANTHROPIC.aborted(head)
-    assert not ANTHROPIC.aborted(event("message_start", message={"type": "message"}))
+        assert not ANTHROPIC.find_abort(head)
+    assert not ANTHROPIC.find_abort(event("message_start", message={"type": "message"}))
 
 
 def test_prefill_is_done_when_content_begins() -> None:
     """message_start and pings may be sent before; a piece that begins no event says nothing."""
-    assert not ANTHROPIC.begun(event("message_start") + event("ping"))
-    assert not ANTHROPIC.begun(b'{"text": "event: x\\n"}\n\n')
-    assert ANTHROPIC.begun(event("ping") + event("content_block_start"))
+    assert not ANTHROPIC.has_output(event("message_start") + event("ping"))
+    assert not ANTHROPIC.has_output(b'{"text": "event: x\\n"}\n\n')
+    assert ANTHROPIC.has_output(event("ping") + event("content_block_start"))

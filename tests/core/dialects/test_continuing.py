@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects.continuing import (
+from router.core.dialects.failover import (
     APPROXIMATE,
     EXACT,
     REASONS,
-    CarriedStream,
-    NotContinued,
-    ResumedStream,
-    SaidToEnd,
-    StreamDiffers,
+    AlreadyComplete,
+    FailoverMismatch,
+    FailoverRefused,
+    StreamRecorder,
+    StreamStitcher,
     carried_of,
     plan_of,
     resumed_of,
@@ -33,15 +33,15 @@ def killed(
     path: str, body: dict[str, Any], after: int, *, together_max: int = 1, seed: int = 0
 ) -> list[dict[str, Any]]:
     """The chunks that a client gets of a stream that is killed behind so many events, and continued."""
-    carried = CarriedStream(planned(path, body))
+    carried = StreamRecorder(planned(path, body))
     events = streamed(path, body, together_max=together_max, seed=seed)
     got = b"".join([carried.take(event) for event in events[:after]])
     try:
         following = json.loads(carried.next_body())
-    except SaidToEnd as said:
+    except AlreadyComplete as said:
         return chunks_of(got + said.events)
     assert following["prompt"][: carried.prompt_tokens] == list(asked_of(path, body).prompt)
-    resumed = ResumedStream(carried)
+    resumed = StreamStitcher(carried)
     for event in streamed(COMPLETIONS, following, together_max=together_max, seed=seed + 1):
         got += resumed.take(event)
     assert not resumed.broken
@@ -93,7 +93,7 @@ def moved(path: str, body: dict[str, Any], rng: random.Random, together_max: int
         got += b"".join([take(event) for event in events[: least + rng.randint(0, 11)]])
         try:
             asked_path, asked_body = COMPLETIONS, json.loads(carried.next_body())
-        except SaidToEnd as said:
+        except AlreadyComplete as said:
             return chunks_of(got + said.events), moves
         take, moves = resumed_of(carried).take, moves + 1
         assert moves < 200
@@ -132,7 +132,7 @@ def test_untouched_but_for_ids() -> None:
         body = body_of(path, stream_options={"include_usage": True})
         plain = asked_of(path, body)
         expected = events_of(plain, list(spoken(plain)), chat=path == CHAT, name=f"x-{path == CHAT}-0")
-        carried = CarriedStream(planned(path, body))
+        carried = StreamRecorder(planned(path, body))
         assert [carried.take(event) for event in streamed(path, body)] == expected
 
 
@@ -143,7 +143,7 @@ def test_half_a_character_is_said_anew() -> None:
         body = body_of(COMPLETIONS, prompt=f"{number}", max_tokens=60)
         events = streamed(COMPLETIONS, body)
         for after in range(1, len(events) - 2):
-            carried = CarriedStream(planned(COMPLETIONS, body))
+            carried = StreamRecorder(planned(COMPLETIONS, body))
             for event in events[:after]:
                 carried.take(event)
             if carried.can_go_on:
@@ -179,7 +179,7 @@ def test_half_a_character_is_said_anew() -> None:
 def test_refused(fields: dict[str, Any], reason: str) -> None:
     """What would not be the same answer is refused, with the reason that the metric has."""
     for path in (CHAT, COMPLETIONS):
-        with pytest.raises(NotContinued) as raised:
+        with pytest.raises(FailoverRefused) as raised:
             planned(path, body_of(path, **fields))
         assert raised.value.reason == reason
         assert reason in REASONS
@@ -187,19 +187,19 @@ def test_refused(fields: dict[str, Any], reason: str) -> None:
 
 def test_refused_by_place() -> None:
     """Engines that tell no ids, unknown engines, media and several prompts are refused."""
-    with pytest.raises(NotContinued, match="engine"):
+    with pytest.raises(FailoverRefused, match="engine"):
         planned(CHAT, body_of(CHAT), engines=frozenset(("sglang",)))
-    with pytest.raises(NotContinued, match="engine"):
+    with pytest.raises(FailoverRefused, match="engine"):
         planned(CHAT, body_of(CHAT), engines=frozenset(("other",)))
-    with pytest.raises(NotContinued, match="engine"):
+    with pytest.raises(FailoverRefused, match="engine"):
         planned(COMPLETIONS, body_of(COMPLETIONS), engines=frozenset(("sglang", "vllm")))
-    with pytest.raises(NotContinued, match="media"):
+    with pytest.raises(FailoverRefused, match="media"):
         plan_of(CHAT, json.dumps(body_of(CHAT)).encode(), VLLM, EXACT, media=True, context_tokens=4_096)
-    with pytest.raises(NotContinued, match="prompts"):
+    with pytest.raises(FailoverRefused, match="prompts"):
         planned(COMPLETIONS, body_of(COMPLETIONS, prompt=["a", "b"]))
-    with pytest.raises(NotContinued, match="path"):
+    with pytest.raises(FailoverRefused, match="path"):
         planned("/v1/embeddings", body_of(COMPLETIONS))
-    with pytest.raises(NotContinued, match="stop"):
+    with pytest.raises(FailoverRefused, match="stop"):
         planned(COMPLETIONS, body_of(COMPLETIONS, stop="ab"), engines=frozenset(("sglang",)))
 
 
@@ -230,7 +230,7 @@ def test_next_request() -> None:
     """The next request has the ids of the prompt and of what was said, and what is left of the limits; nothing of the
     messages; of the sampling fields all."""
     body = body_of(CHAT, max_tokens=30, min_tokens=20, temperature=0.5, top_p=0.9, stop=["zzz"], user="u")
-    carried = CarriedStream(planned(CHAT, body))
+    carried = StreamRecorder(planned(CHAT, body))
     for event in streamed(CHAT, body)[:9]:
         carried.take(event)
     following = json.loads(carried.next_body())
@@ -252,7 +252,7 @@ def test_limits_in_other_types(most: object, fewest: object) -> None:
         body = body_of(path, max_tokens=30, min_tokens=20)
         plan = planned(path, body | {"max_tokens": most, "min_tokens": fewest, "stream_options": options})
         assert (plan.tokens_max, plan.tokens_min, plan.wants_usage) == (30, 20, True)
-        carried = CarriedStream(plan)
+        carried = StreamRecorder(plan)
         for event in streamed(path, body)[:9]:
             carried.take(event)
         following = json.loads(carried.next_body())
@@ -272,7 +272,7 @@ def test_without_limit() -> None:
             body = body_of(path)
             del body["max_tokens"]
             body |= most
-            carried = CarriedStream(planned(path, body, context_tokens=500))
+            carried = StreamRecorder(planned(path, body, context_tokens=500))
             for event in streamed(path, body)[:4]:
                 carried.take(event)
             following = json.loads(carried.next_body())
@@ -283,12 +283,12 @@ def test_without_limit() -> None:
 def test_ids_that_do_not_come() -> None:
     """Text without ids, and a stream without the prompt's, are not continued."""
     for text, prompt in (("x", False), ("x", True)):
-        carried = CarriedStream(planned(CHAT, body_of(CHAT)))
+        carried = StreamRecorder(planned(CHAT, body_of(CHAT)))
         head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
         first = head | {"choices": [], "prompt_token_ids": [1, 2] if prompt else None}
         for chunk in (first, head | {"choices": [{"index": 0, "delta": {"content": text}}]}):
             carried.take(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        with pytest.raises(NotContinued, match="no_ids"):
+        with pytest.raises(FailoverRefused, match="no_ids"):
             carried.next_body()
 
 
@@ -299,19 +299,19 @@ def test_another_answer() -> None:
     pieces = [Piece([1, 2], " the cat")]
     first = events_of(asked, pieces, chat=False, name="x")[0]
     for second in ([Piece([4], "at")], [Piece([1], " the", "stop")]):
-        carried = CarriedStream(planned(COMPLETIONS, body))
+        carried = StreamRecorder(planned(COMPLETIONS, body))
         carried.take(first)
         following = json.loads(carried.next_body())
         assert following["prompt"] == list(asked.prompt)  # the one event had two tokens
-        resumed = ResumedStream(carried)
-        with pytest.raises(StreamDiffers):
+        resumed = StreamStitcher(carried)
+        with pytest.raises(FailoverMismatch):
             resumed.take(events_of(asked_of(COMPLETIONS, following), second, chat=False, name="y")[0])
-    carried = CarriedStream(planned(COMPLETIONS, body))
+    carried = StreamRecorder(planned(COMPLETIONS, body))
     carried.take(first)
     carried.next_body()
     other = asked_of(COMPLETIONS, body | {"prompt": "longer", "return_token_ids": True})
-    with pytest.raises(StreamDiffers):
-        ResumedStream(carried).take(events_of(other, pieces, chat=False, name="y")[0])
+    with pytest.raises(FailoverMismatch):
+        StreamStitcher(carried).take(events_of(other, pieces, chat=False, name="y")[0])
 
 
 def test_errors_are_kept() -> None:
@@ -322,13 +322,13 @@ def test_errors_are_kept() -> None:
     given_up = events[5].replace(b'"finish_reason":null', b'"finish_reason":"abort"')
     assert given_up != events[5]
     for last in (b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n", given_up):
-        carried = CarriedStream(planned(CHAT, body))
+        carried = StreamRecorder(planned(CHAT, body))
         for event in events[:5]:
             assert carried.take(event)
         assert carried.take(last) == b""
         assert carried.broken
         carried.next_body()
-        resumed = ResumedStream(carried)
+        resumed = StreamStitcher(carried)
         assert resumed.take(last) == b""
         assert resumed.broken
 
@@ -337,10 +337,10 @@ def test_events_in_pieces() -> None:
     """However the bytes of the stream are cut, the same comes out of it."""
     body = body_of(CHAT, stream_options={"include_usage": True})
     stream = b"".join(streamed(CHAT, body))
-    expected = b"".join(map(CarriedStream(planned(CHAT, body)).take, streamed(CHAT, body)))
+    expected = b"".join(map(StreamRecorder(planned(CHAT, body)).take, streamed(CHAT, body)))
     rng = random.Random(3)
     for _ in range(20):
-        carried, splitter, got, at = CarriedStream(planned(CHAT, body)), EventSplitter(), b"", 0
+        carried, splitter, got, at = StreamRecorder(planned(CHAT, body)), EventSplitter(), b"", 0
         while at < len(stream):
             size = rng.randint(1, 90)
             got += b"".join([carried.take(event) for event in splitter.feed(stream[at : at + size])])
@@ -351,7 +351,7 @@ def test_events_in_pieces() -> None:
 def test_sglang() -> None:
     """SGLang's ids are taken out with their fields: without a wish for ids it has none."""
     body = body_of(COMPLETIONS)
-    carried = CarriedStream(planned(COMPLETIONS, body, engines=frozenset(("sglang",))))
+    carried = StreamRecorder(planned(COMPLETIONS, body, engines=frozenset(("sglang",))))
     choice = {"index": 0, "text": " the", "logprobs": None, "finish_reason": None, "matched_stop": None}
     head = {"id": "x", "object": "text_completion", "created": 1, "model": "m"}
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects.continuing import (
+from router.core.dialects.failover import (
     APPROXIMATE,
     EXACT,
-    CarriedStream,
-    NotContinued,
-    SaidToEnd,
-    StreamDiffers,
+    AlreadyComplete,
+    FailoverMismatch,
+    FailoverRefused,
+    StreamRecorder,
     carried_of,
     resumed_of,
 )
@@ -28,14 +28,14 @@ def chatted(
     body: dict[str, Any], after: int, mode: str, *, together_max: int = 1, seed: int = 0
 ) -> tuple[list[dict[str, Any]], bool]:
     """The chunks of a chat with tools that is killed behind so many events, and continued; and whether only
-    approximately. Raises StreamDiffers."""
+    approximately. Raises FailoverMismatch."""
     carried = carried_of(planned(CHAT, body, mode), lambda: json.dumps(body).encode())
     got = b"".join(
         [carried.take(event) for event in streamed(CHAT, body, together_max=together_max, seed=seed)[:after]]
     )
     try:
         following = json.loads(carried.next_body())
-    except SaidToEnd as said:
+    except AlreadyComplete as said:
         return chunks_of(got + said.events), False
     assert carried.next_path == CHAT
     assert following["tools"] == TOOLS
@@ -67,7 +67,7 @@ def test_exact_or_refused(
     after = data.draw(st.integers(1, count))
     try:
         got, approximate = chatted(body, after, EXACT, together_max=together_max, seed=seed)
-    except (StreamDiffers, NotContinued):
+    except (FailoverMismatch, FailoverRefused):
         return
     assert not approximate
     assert said_in(got) == said_in(whole(CHAT, body))
@@ -84,7 +84,7 @@ def test_chats_with_tools() -> None:
         for after in range(1, len(streamed(CHAT, body)) + 1, 2):
             try:
                 got, _ = chatted(body, after, EXACT)
-            except StreamDiffers:
+            except FailoverMismatch:
                 got, called = chatted(body, after, APPROXIMATE)
                 assert called
                 assert said_in(got)["roles"] == ["assistant"]
@@ -144,12 +144,12 @@ def test_sglang_chat() -> None:
 def test_parsed_text(delta: dict[str, Any], reason: str) -> None:
     """A tool call, and reasoning that has not come to words, only the engine's parser can go on with."""
     body = body_of(CHAT)
-    carried = CarriedStream(planned(CHAT, body))
+    carried = StreamRecorder(planned(CHAT, body))
     events = streamed(CHAT, body)
     carried.take(events[0])
     choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [5]}
     carried.take(b"data: " + json.dumps({"id": "x", "choices": [choice]}).encode() + b"\n\n")
-    with pytest.raises(NotContinued, match=reason):
+    with pytest.raises(FailoverRefused, match=reason):
         carried.next_body()
     if reason == "reasoning":  # once the answer itself has begun it is plain text
         choice = {"index": 0, "delta": {"content": " the"}, "finish_reason": None, "token_ids": [1]}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
-from router.core.dialects.base import Dialect
-from router.core.facts.placements import Ending
+from router.core.dialects import OPENAI, PATHS, InvalidBody, dialect_of
+from router.core.dialects.dialect import Dialect
+from router.core.types.placements import EndReason
 from tests.support.examples import examples
 from tests.support.fakes import events, generate_events, message_events, response_events
 
@@ -47,8 +47,8 @@ def test_a_request_is_read(path: str, dialect: Dialect) -> None:
 @ROWS
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\x00", b'{"model": 1}'])
 def test_what_is_no_request_is_refused(path: str, dialect: Dialect, body: bytes) -> None:
-    """BadBody with a stable code and a message for humans, nothing else."""
-    with pytest.raises(BadBody) as caught:
+    """InvalidBody with a stable code and a message for humans, nothing else."""
+    with pytest.raises(InvalidBody) as caught:
         dialect.parse(path, body)
     assert caught.value.code.isidentifier()
     assert str(caught.value)
@@ -76,11 +76,11 @@ ANYTHING: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
 )
 @settings(deadline=None, max_examples=examples(60))
 def test_no_body_breaks_the_parser(path: str, part: bytes | str) -> None:
-    """Whatever stands in a field, the answer is an Ask or BadBody."""
+    """Whatever stands in a field, the answer is an Ask or InvalidBody."""
     value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
     needed, fields = ANYTHING[path]
     for field in fields:
-        with suppress(BadBody):
+        with suppress(InvalidBody):
             assert PATHS[path].parse(path, b'{"model":"m",%b,%b}' % (needed, field % value)).model == "m"
 
 
@@ -112,7 +112,7 @@ def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, da
     assert dialect.event_error(data) in (None, *range(400, 600))
     assert dialect.event_error(b'data: {"error":' + data + b"\n\n") in (None, *range(400, 600))
     assert dialect.is_usage_event(data) is False
-    assert not dialect.aborted(data) or b'"abort"' in data
+    assert not dialect.find_abort(data) or b'"abort"' in data
 
 
 @ROWS
@@ -120,15 +120,15 @@ def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, da
 @settings(deadline=None, max_examples=examples(30))
 def test_every_piece_has_begun_or_not(path: str, dialect: Dialect, data: bytes) -> None:
     """Whether a piece shows that prefill is done is answered for any bytes."""
-    assert dialect.begun(data) in (True, False)
+    assert dialect.has_output(data) in (True, False)
 
 
 @ROWS
 def test_dialects_have_names(path: str, dialect: Dialect) -> None:
     """A dialect has a name, and speaks on its paths and on what lies below them, but not beside."""
     assert dialect.name
-    assert spoken_on(path) is spoken_on(path + "/a/b") is dialect
-    assert spoken_on(path + "x") is OPENAI
+    assert dialect_of(path) is dialect_of(path + "/a/b") is dialect
+    assert dialect_of(path + "x") is OPENAI
 
 
 STREAMS = {
@@ -146,13 +146,13 @@ def test_a_whole_stream_says_so(path: str, dialect: Dialect) -> None:
     """A stream is whole with its last events, and with none fewer; text that looks like an end is text."""
     whole = STREAMS[path]()
     last = len(whole) - dialect.says_done
-    assert dialect.ended(b"".join(whole)) is dialect.ended(b"".join(whole[:last])) is Ending.OK
+    assert dialect.find_ending(b"".join(whole)) is dialect.find_ending(b"".join(whole[:last])) is EndReason.OK
     for count in range(last):
-        assert dialect.ended(b"".join(whole[:count])) is None
+        assert dialect.find_ending(b"".join(whole[:count])) is None
     torn = b"".join(whole[:last]).rstrip()[:-3]
-    assert dialect.ended(torn) is None
+    assert dialect.find_ending(torn) is None
     said = json.dumps({"delta": {"content": '"finish_reason":"stop","stop_reason":"x","type":"response.completed"'}})
-    assert dialect.ended(b"".join(whole[:1]) + f"data: {said}\n\n".encode()) is None
+    assert dialect.find_ending(b"".join(whole[:1]) + f"data: {said}\n\n".encode()) is None
 
 
 @ROWS
@@ -164,7 +164,7 @@ def test_an_error_ends_a_stream(path: str, dialect: Dialect) -> None:
     assert event.count(b"\n\n") == 1
     assert b"stream_broken" in event
     assert dialect.event_error(event) in range(400, 600)
-    assert dialect.ended(b"".join(begun) + event) is Ending.FAILED
+    assert dialect.find_ending(b"".join(begun) + event) is EndReason.FAILED
 
 
 @ROWS
@@ -173,5 +173,5 @@ def test_an_error_ends_a_stream(path: str, dialect: Dialect) -> None:
 @settings(deadline=None, max_examples=examples(30))
 def test_noise_ends_nothing(path: str, dialect: Dialect, data: bytes) -> None:
     """Whatever the last bytes are, nothing raises, and noise is no end."""
-    assert dialect.ended(data) is None
+    assert dialect.find_ending(data) is None
     assert dialect.error_event(504, "stream_stalled", "x", data).endswith(b"\n\n")

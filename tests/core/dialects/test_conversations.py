@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.requests import Ask
+from router.core.types.requests import RequestSpec
 from tests.core.dialects import messages_bodies, responses_bodies
 from tests.core.dialects.chats import chat
 
@@ -23,7 +23,7 @@ SAME = {
 
 @pytest.mark.parametrize(("read", "fields", "messages", "extra"), SAME.values(), ids=SAME)
 def test_a_conversation_is_the_chat_that_the_engine_makes_of_it(
-    read: Callable[..., Ask], fields: dict[str, Any], messages: list[dict[str, Any]], extra: dict[str, Any]
+    read: Callable[..., RequestSpec], fields: dict[str, Any], messages: list[dict[str, Any]], extra: dict[str, Any]
 ) -> None:
     """Canonical bytes, spans and the first user message are equal through both APIs: it is one chain."""
     assert read(**fields).prompt == chat(*messages, **extra)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.core.dialects.anthropic import Anthropic
-from router.core.dialects.base import Dialect
+from router.core.dialects.dialect import Dialect
 from router.core.dialects.openai import OpenAI
 
 KINDS = {  # type of an error by status: OpenAI's, Anthropic's

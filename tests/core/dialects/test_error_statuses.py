@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from router.core.dialects import ANTHROPIC, OPENAI, RESPONSES, SGLANG, Dialect, errors
-from router.core.facts.placements import Ending
+from router.core.types.placements import EndReason
 from tests.support.examples import examples
 from tests.support.fakes import events, generate_events, message_events, response_events
 
@@ -87,18 +87,18 @@ def test_every_dialect_tells_them_apart(dialect: Dialect, whole: list[bytes], en
     """As the first event, and behind others."""
     for fields, status in (({"code": 400}, 400), ({"type": "BadRequestError"}, 400), ({"code": 500}, 500), ({}, 500)):
         said = event(dialect, {"message": "x", **fields})
-        ending = Ending.FAILED if status >= 500 else Ending.REFUSED_BY_ENGINE
+        ending = EndReason.FAILED if status >= 500 else EndReason.REFUSED_BY_ENGINE
         assert dialect.event_error(said) == status
         for before in (b"", whole[0], b"".join(whole[:2])):
-            assert dialect.ended(before + said + end) is ending
+            assert dialect.find_ending(before + said + end) is ending
         crlf = (whole[0] + said).replace(b"\n", b"\r\n")
-        assert dialect.ended(crlf) is ending
+        assert dialect.find_ending(crlf) is ending
 
 
 def test_a_full_queue_in_mid_stream_is_nobodys_failure() -> None:
     """SGLang takes a waiting or running request out again."""
     said = event(OPENAI, {"message": "Request running timeout reached.", "code": 503})
-    assert OPENAI.ended(events()[0] + said) is Ending.REFUSED_BY_ENGINE
+    assert OPENAI.find_ending(events()[0] + said) is EndReason.REFUSED_BY_ENGINE
 
 
 def named(kind: str, **fields: object) -> bytes:
@@ -121,14 +121,14 @@ def named(kind: str, **fields: object) -> bytes:
 )
 def test_failed_responses(said: bytes, status: int) -> None:
     """Behind the events that say only that the request has arrived, and with a long answer in the event."""
-    ending = Ending.FAILED if status >= 500 else Ending.REFUSED_BY_ENGINE
+    ending = EndReason.FAILED if status >= 500 else EndReason.REFUSED_BY_ENGINE
     assert RESPONSES.event_error(said) == status
-    assert RESPONSES.ended(b"".join(response_events()[:2]) + said) is ending
+    assert RESPONSES.find_ending(b"".join(response_events()[:2]) + said) is ending
 
 
 def test_a_failed_response_that_cannot_be_read_is_a_failure() -> None:
     """Its name alone says so much."""
-    assert RESPONSES.ended(b'event: response.failed\ndata: {"type\n\n') is Ending.FAILED
+    assert RESPONSES.find_ending(b'event: response.failed\ndata: {"type\n\n') is EndReason.FAILED
 
 
 def test_flat_errors_of_sglang() -> None:
@@ -141,6 +141,6 @@ def test_an_abort_of_generate_with_a_status() -> None:
     """A stream of `/generate` that ends by an error's status is no whole one."""
     abort = {"type": "abort", "message": "x", "status_code": 400}
     said = b"data: " + json.dumps({"text": "", "meta_info": {"finish_reason": abort}}).encode() + b"\n\n"
-    assert SGLANG.ended(generate_events()[0] + said + b"data: [DONE]\n\n") is Ending.REFUSED_BY_ENGINE
-    assert SGLANG.ended(said.replace(b"400", b"500")) is Ending.FAILED
-    assert SGLANG.ended(said.replace(b"400", b"null")) is Ending.OK
+    assert SGLANG.find_ending(generate_events()[0] + said + b"data: [DONE]\n\n") is EndReason.REFUSED_BY_ENGINE
+    assert SGLANG.find_ending(said.replace(b"400", b"500")) is EndReason.FAILED
+    assert SGLANG.find_ending(said.replace(b"400", b"null")) is EndReason.OK

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.openai import OpenAI
-from router.core.facts.requests import Ask, Prompt
-from router.core.prompts.blocks import chain_of
-from router.core.prompts.bodies import BadBody
+from router.core.prompts.block_keys import chain_of
 from router.core.prompts.canonical import OPAQUE_REPEATS
+from router.core.prompts.json_fields import InvalidBody
+from router.core.types.requests import Prompt, RequestSpec
 from tests.support.examples import examples
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"b": 1
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "Ulm"}'}}
 
 
-def parse(path: str = CHAT, **fields: Any) -> Ask:
+def parse(path: str = CHAT, **fields: Any) -> RequestSpec:
     """A body with these fields, read."""
     return OPENAI.parse(path, json.dumps({"model": "m", **fields}).encode())
 
@@ -218,11 +218,13 @@ def test_what_placement_needs_to_know() -> None:
         store=True,
         previous_response_id="resp_1",
     )
-    expected = Ask("lora", None, True, b"s", "k", 7, True, "resp_1", True, stream_options={"include_usage": True})
+    expected = RequestSpec(
+        "lora", None, True, b"s", "k", 7, True, "resp_1", True, stream_options={"include_usage": True}
+    )
     assert ask == expected
     wrong = parse(stream="maybe", stream_options=[1], cache_salt=3, prompt_cache_key={}, max_tokens=-5, store="x")
-    assert wrong == Ask("m")
-    assert OPENAI.parse(CHAT, b"{}") == OPENAI.parse(CHAT, b'{"model":null}') == Ask(None)
+    assert wrong == RequestSpec("m")
+    assert OPENAI.parse(CHAT, b"{}") == OPENAI.parse(CHAT, b'{"model":null}') == RequestSpec(None)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -242,7 +244,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ],
 )
 def test_what_no_engine_could_take_is_refused(body: bytes, code: str) -> None:
-    """Not JSON, no object, nested without end, or a model that is no string: BadBody with a stable code."""
-    with pytest.raises(BadBody) as caught:
+    """Not JSON, no object, nested without end, or a model that is no string: InvalidBody with a stable code."""
+    with pytest.raises(InvalidBody) as caught:
         OPENAI.parse(CHAT, body)
     assert caught.value.code == code

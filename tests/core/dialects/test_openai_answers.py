@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.openai import USAGE_BODY_BYTES_MAX, OpenAI
-from router.core.facts.placements import Ending, Usage
-from router.core.prompts.bodies import USAGE_NAMES_MAX, USAGE_OBJECT_BYTES_MAX
+from router.core.prompts.json_fields import USAGE_NAMES_MAX, USAGE_OBJECT_BYTES_MAX
+from router.core.types.placements import EndReason, Usage
 
 OPENAI = OpenAI()
 COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -166,11 +166,11 @@ def test_every_choice_must_finish() -> None:
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
     first, second = said(0, "stop"), said(1, "length")
-    assert OPENAI.ended(first + said(1, None, content="w")) is None
-    assert OPENAI.ended(said(1, None, content="w") + first) is None
-    assert OPENAI.ended(said(1, None, content="w") + first + second) is Ending.OK
-    assert OPENAI.ended(said(1, None, content="w") + second + first) is Ending.OK
-    assert OPENAI.ended(first + second + said(1, None, hidden_states=[0.5])) is Ending.OK
-    assert OPENAI.ended(first + said(1, None) + b'data: {"error": {"code": 500}}\n\n') is Ending.FAILED
+    assert OPENAI.find_ending(first + said(1, None, content="w")) is None
+    assert OPENAI.find_ending(said(1, None, content="w") + first) is None
+    assert OPENAI.find_ending(said(1, None, content="w") + first + second) is EndReason.OK
+    assert OPENAI.find_ending(said(1, None, content="w") + second + first) is EndReason.OK
+    assert OPENAI.find_ending(first + second + said(1, None, hidden_states=[0.5])) is EndReason.OK
+    assert OPENAI.find_ending(first + said(1, None) + b'data: {"error": {"code": 500}}\n\n') is EndReason.FAILED
     tools = said(0, None, tool_calls=[{"index": 1, "function": {"arguments": "{}"}}])
-    assert OPENAI.ended(tools + first) is Ending.OK
+    assert OPENAI.find_ending(tools + first) is EndReason.OK

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.dialects.own_hosts import ForeignHost, OwnHosts, host_problem, hosts_of, repeated
+from router.core.dialects.own_hosts import ForeignHost, OwnHosts, check_transfer_params, host_problem, hosts_of
 
 OWN = hosts_of("http://vllm-0.vllm:8000#dp1", "10.0.0.7,fd00::7", "10.0.0.7")
 NIXL = {
@@ -39,7 +39,7 @@ PLACES = [
 
 def taken(params: Any, listed: tuple[str, ...] = ()) -> Any:
     """What a decode leg is told."""
-    return json.loads(repeated(json.dumps(params).encode(), OWN, OwnHosts(listed)))
+    return json.loads(check_transfer_params(json.dumps(params).encode(), OWN, OwnHosts(listed)))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_names_the_replicas_own_host_is_repeated(host: str) -> None:
     }
     assert taken({"disagg_spec": {"receiver_host": host, "receiver_init_port": [1, 2]}})
     with pytest.raises(ForeignHost):
-        repeated(b'{"remote_host":""}', hosts_of("http://10.0.0.7:8000", "", ""), OwnHosts())
+        check_transfer_params(b'{"remote_host":""}', hosts_of("http://10.0.0.7:8000", "", ""), OwnHosts())
 
 
 @pytest.mark.parametrize("host", FOREIGN)
@@ -85,12 +85,12 @@ def test_a_number_is_no_host(number: Any) -> None:
 def test_of_names_that_occur_twice_only_the_last_is_repeated() -> None:
     """Whatever an engine's parser would have taken."""
     told = b'{"remote_host":"169.254.169.254","a":{"host":"evil","host":"10.0.0.7"},"remote_host":"10.0.0.7"}'
-    made = repeated(told, OWN, OwnHosts())
+    made = check_transfer_params(told, OWN, OwnHosts())
     assert json.loads(made) == {"remote_host": "10.0.0.7", "a": {"host": "10.0.0.7"}}
     assert b"169" not in made
     assert b"evil" not in made
     with pytest.raises(ForeignHost):
-        repeated(b'{"remote_host":"10.0.0.7","remote\\u005fhost":"169.254.169.254"}', OWN, OwnHosts())
+        check_transfer_params(b'{"remote_host":"10.0.0.7","remote\\u005fhost":"169.254.169.254"}', OWN, OwnHosts())
 
 
 def test_hosts_may_be_listed() -> None:
@@ -134,7 +134,7 @@ def test_there_is_a_bound() -> None:
             taken(params)
     told = json.dumps(NIXL | {"remote_block_ids": [list(range(200_000))]}).encode()
     begun_s = time.process_time()
-    assert len(repeated(told, OWN, OwnHosts())) > 1_000_000
+    assert len(check_transfer_params(told, OWN, OwnHosts())) > 1_000_000
     assert time.process_time() - begun_s < 0.05
     with pytest.raises(ForeignHost):
-        repeated(b'{"a":' + b"[" * 100_000 + b'"x"', OWN, OwnHosts())
+        check_transfer_params(b'{"a":' + b"[" * 100_000 + b'"x"', OWN, OwnHosts())

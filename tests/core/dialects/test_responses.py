@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Usage
-from router.core.facts.requests import Ask
+from router.core.types.placements import Usage
+from router.core.types.requests import RequestSpec
 from tests.core.dialects.chats import USER, event
 from tests.core.dialects.responses_bodies import CALLED, RESPONSES, RESULT, SAID, SYSTEM, THOUGHT, parse
 from tests.support.examples import examples
@@ -74,8 +74,10 @@ def test_what_placement_needs_to_know() -> None:
         store=False,
         previous_response_id="resp_1",
     )
-    assert ask == Ask("m", None, True, b"s", "k", 9, False, "resp_1", True)
-    assert parse(input=3, stream="x", cache_salt=3, store="x", max_output_tokens=0) == Ask("m", wants_usage=True)
+    assert ask == RequestSpec("m", None, True, b"s", "k", 9, False, "resp_1", True)
+    assert parse(input=3, stream="x", cache_salt=3, store="x", max_output_tokens=0) == RequestSpec(
+        "m", wants_usage=True
+    )
 
 
 COUNTS = {
@@ -125,5 +127,5 @@ def test_an_error_in_the_first_event_is_seen(chunk: bytes, status: int | None) -
 def test_prefill_is_done_when_output_begins() -> None:
     """vLLM sends created and in_progress before it has computed anything."""
     early = event("response.created", response={"instructions": "event: x\n"}) + event("response.in_progress")
-    assert not RESPONSES.begun(early)
-    assert RESPONSES.begun(early + event("response.output_item.added"))
+    assert not RESPONSES.has_output(early)
+    assert RESPONSES.has_output(early + event("response.output_item.added"))

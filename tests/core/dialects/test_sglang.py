@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from router.core.dialects import OPENAI
 from router.core.dialects.sglang import SGLang, with_rank
-from router.core.facts.placements import Usage
-from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts.blocks import BLOCK_BYTES, chain_of
+from router.core.prompts.block_keys import BLOCK_BYTES, chain_of
+from router.core.types.placements import Usage
+from router.core.types.requests import RequestSpec, TemplateInput
 
 SGLANG = SGLang()
 # Answers as SGLang 0.5.23 gave them, shortened.
@@ -23,7 +23,7 @@ ANSWER = {"text": "w0 w1 w2", "output_ids": [7, 8, 9], "meta_info": META}
 ABORT = {"type": "abort", "message": "Abort in waiting queue", "status_code": 503, "err_type": "ServiceUnavailable"}
 
 
-def parse(**fields: Any) -> Ask:
+def parse(**fields: Any) -> RequestSpec:
     """A parsed body."""
     return SGLANG.parse("/generate", json.dumps(fields).encode())
 
@@ -207,11 +207,11 @@ def test_errors_in_a_stream() -> None:
 @pytest.mark.parametrize("wrap", [lambda a: json.dumps(a).encode(), lambda a: json.dumps([ANSWER, a]).encode(), event])
 def test_given_up(wrap: Any) -> None:
     """An answer ended by an abort is not a whole one, unless the request itself was at fault."""
-    assert SGLANG.aborted(wrap(ended(ABORT)))
-    assert SGLANG.aborted(wrap(ended({"type": "abort", "message": "Aborted", "status_code": None})))
-    assert not SGLANG.aborted(wrap(ended({**ABORT, "status_code": 400})))
-    assert not SGLANG.aborted(wrap(ANSWER))
-    assert not SGLANG.aborted(wrap({**ANSWER, "text": '"abort"'}))
+    assert SGLANG.find_abort(wrap(ended(ABORT)))
+    assert SGLANG.find_abort(wrap(ended({"type": "abort", "message": "Aborted", "status_code": None})))
+    assert not SGLANG.find_abort(wrap(ended({**ABORT, "status_code": 400})))
+    assert not SGLANG.find_abort(wrap(ANSWER))
+    assert not SGLANG.find_abort(wrap({**ANSWER, "text": '"abort"'}))
 
 
 def test_errors_are_flat() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects import sse
-from router.core.dialects.sse import EventSplitter, begins_well, payload, payloads_backwards
+from router.core.dialects.sse import EventSplitter, is_valid_first_event, payload, payloads_backwards
 
 PIECES = st.sampled_from(
     [b"data: {}", b"data:x", b"event: e", b": ping", b"\n", b"\r\n", b"\r", b"\n\n", b"\r\n\r\n", b" "]
@@ -84,10 +84,10 @@ def test_close_empties_the_splitter() -> None:
 )
 def test_how_a_stream_begins(head: bytes, well: bool) -> None:
     """A field or a comment, and an object in the first event, as far as it is there."""
-    assert begins_well(head) is well
+    assert is_valid_first_event(head) is well
 
 
 @given(st.binary(max_size=60))
 def test_any_beginning_is_judged(head: bytes) -> None:
     """Nothing raises, whatever comes."""
-    assert begins_well(head) in (True, False)
+    assert is_valid_first_event(head) in (True, False)

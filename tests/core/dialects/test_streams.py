@@ -11,8 +11,8 @@ from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
 from router.core.dialects import ANTHROPIC, OPENAI, PATHS, RESPONSES, SGLANG, Dialect
-from router.core.facts.placements import Ending
-from router.core.prompts.bodies import is_true
+from router.core.prompts.json_fields import is_true
+from router.core.types.placements import EndReason
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,9 @@ from router.core.prompts.bodies import is_true
 def test_any_word_is_a_reason_to_finish(reason: str) -> None:
     """Engines have words of their own for it."""
     said = json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-    assert OPENAI.ended(f"data: {said}\n\n".encode()) is Ending.OK
+    assert OPENAI.find_ending(f"data: {said}\n\n".encode()) is EndReason.OK
     said = json.dumps({"text": "x", "meta_info": {"finish_reason": reason}})
-    assert SGLANG.ended(f"data: {said}\n\n".encode()) is Ending.OK
+    assert SGLANG.find_ending(f"data: {said}\n\n".encode()) is EndReason.OK
 
 
 @pytest.mark.parametrize("reason", [None, "", "a word"])
@@ -33,8 +33,8 @@ def test_a_message_stop_behind_its_delta_is_the_end(reason: str | None) -> None:
     delta = f"event: message_delta\ndata: {told}\n\n".encode()
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     said = b'data: {"type":"content_block_delta","delta":{"text":"\\"message_delta\\""}}\n\n'
-    assert ANTHROPIC.ended(said + delta + stop) is Ending.OK
-    assert ANTHROPIC.ended(said + delta) is ANTHROPIC.ended(said + stop) is None
+    assert ANTHROPIC.find_ending(said + delta + stop) is EndReason.OK
+    assert ANTHROPIC.find_ending(said + delta) is ANTHROPIC.find_ending(said + stop) is None
 
 
 @pytest.mark.parametrize("dialect", [OPENAI, ANTHROPIC, RESPONSES, SGLANG], ids=lambda dialect: dialect.name)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import Ask
 from router.core.fleet.breaker import State
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
+from router.core.fleet.models import NoReplicaReady
+from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
+from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.replicas import Load
+from router.core.types.requests import RequestSpec
 from tests.core.ready import ready
 
 STEP_S = 0.05
@@ -88,12 +88,12 @@ class World:
     ) -> None:
         try:
             lease = self.router.route(
-                Wanted(Ask("m", stream=stream), "m", None, str(self.number), body_tokens=tokens),
+                PlacementRequest(RequestSpec("m", stream=stream), "m", None, str(self.number), body_tokens=tokens),
                 self.now_s,
                 exclude=tried,
                 only=only,
             )
-        except NoReplica:
+        except NoReplicaReady:
             self.ended["nowhere"] += 1
             return
         self.sent[lease.replica] += 1
@@ -122,7 +122,7 @@ class World:
             if self._each(PROBE_S) and engine.counters:
                 self.router.observe_load(id_, Load(generation_tokens_total=engine.tokens), self.now_s)
         if self._each(LOOK_S):
-            for id_ in [id_ for found in self.router.look(self.now_s) for id_ in found]:
+            for id_ in [id_ for found in self.router.scan_for_stalls(self.now_s) for id_ in found]:
                 self._move(id_)
 
     def _each(self, every_s: float) -> bool:
@@ -148,7 +148,7 @@ class World:
             request.decode_s -= STEP_S
             if request.decode_s <= 0:
                 engine.decoding.remove(request)
-                self._end(request, Outcome(Ending.OK, Usage(request.tokens, 20, 0)))
+                self._end(request, Outcome(EndReason.OK, Usage(request.tokens, 20, 0)))
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         self.router.finish(request.lease, outcome, self.now_s)
@@ -157,7 +157,7 @@ class World:
     def _leave(self, engine: Engine) -> None:
         for request in [r for r in engine.waiting if self.now_s - r.since_s > r.patience_s]:
             engine.waiting.remove(request)
-            self._end(request, Outcome(Ending.CLIENT_LEFT))
+            self._end(request, Outcome(EndReason.CLIENT_LEFT))
 
     def _move(self, id_: str) -> None:
         engine = self.engines[id_]
@@ -166,7 +166,7 @@ class World:
         engine.waiting.clear()
         engine.decoding = begun
         for request in silent:
-            self.router.finish(request.lease, Outcome(Ending.FAILED), self.now_s)
+            self.router.finish(request.lease, Outcome(EndReason.FAILED), self.now_s)
             self.moved += 1
             if request.tried:
                 self.ended["failed twice"] += 1

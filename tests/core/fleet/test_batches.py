@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.facts.placements import Usage
-from router.core.fleet.member import BATCH_LEAST_MS, BATCH_MOST_MS, Member
-from router.core.learned.steps import StepModel
+from router.core.estimators.decode_step import StepModel
+from router.core.fleet.member import BATCH_LEAST_MS, BATCH_MOST_MS, ReplicaState
+from router.core.types.placements import Usage
 from tests.core.placement.placing import World, chat, words
 
 
-def _answer(world: World, number: int, *, tokens: int, step_s: float) -> Member:
+def _answer(world: World, number: int, *, tokens: int, step_s: float) -> ReplicaState:
     lease = world.place(chat(words(number, 400)))
     world.first_token(lease, after_s=0.05)
     world.now_s += tokens * step_s

@@ -1,13 +1,13 @@
 """What requests themselves say of a replica: failing fast, and being slow where nothing streams."""
 
-from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import ServedModel
-from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, BREAKER_FAILURES, Breaker
 from router.core.fleet.lease import Lease
+from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import chain_of
+from router.core.prompts.block_keys import chain_of
+from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.replicas import ServedModel
+from router.core.types.requests import Prompt, RequestSpec
 from tests.core.ready import router_of
 
 IDS = ["http://a", "http://b", "http://c", "http://d"]
@@ -17,12 +17,12 @@ def test_rest_after_failures_in_a_row() -> None:
     """Three failures in a row open the breaker, one success between them does not."""
     breaker = Breaker()
     for _ in range(BREAKER_FAILURES - 1):
-        assert not breaker.failed(0.0)
+        assert not breaker.count_failure(0.0)
     breaker.close()
     for _ in range(BREAKER_FAILURES - 1):
-        assert not breaker.failed(0.0)
+        assert not breaker.count_failure(0.0)
     assert breaker.allows(0.0)
-    assert breaker.failed(0.0)
+    assert breaker.count_failure(0.0)
     assert not breaker.allows(BACKOFF_MIN_S / 2)
 
 
@@ -30,7 +30,7 @@ def test_one_trial_at_a_time() -> None:
     """After its rest a replica gets one request at a time until one succeeds; failures double the rest, to a limit."""
     breaker, now_s, rests = Breaker(), 0.0, []
     for _ in range(BREAKER_FAILURES):
-        breaker.failed(now_s)
+        breaker.count_failure(now_s)
     for lease in range(10):
         rests.append(breaker.backoff_s)
         now_s += breaker.backoff_s
@@ -38,7 +38,7 @@ def test_one_trial_at_a_time() -> None:
         breaker.trial = lease
         assert not breaker.allows(now_s)
         breaker.trial = None
-        breaker.failed(now_s)
+        breaker.count_failure(now_s)
     assert rests[:4] == [BACKOFF_MIN_S, 2 * BACKOFF_MIN_S, 4 * BACKOFF_MIN_S, 8 * BACKOFF_MIN_S]
     assert max(rests) == BACKOFF_MAX_S
     assert breaker.close()
@@ -49,20 +49,20 @@ def test_many_failures_at_once_are_one_rest() -> None:
     """Requests that were under way when a replica broke do not double its rest."""
     breaker = Breaker()
     for _ in range(50):
-        breaker.failed(1.0)
+        breaker.count_failure(1.0)
     assert breaker.backoff_s == BACKOFF_MIN_S
 
 
 def place(router: Router, now_s: float, key: str = "k") -> Lease:
     """Place a request without a known prompt that does not stream."""
-    return router.route(Wanted(Ask("m"), "m", None, key, body_tokens=1_000), now_s)
+    return router.route(PlacementRequest(RequestSpec("m"), "m", None, key, body_tokens=1_000), now_s)
 
 
 def fail(router: Router, id_: str, times: int, now_s: float) -> None:
     """So many requests fail there."""
     for _ in range(times):
-        lease = router.route(Wanted(Ask("m"), "m", None, "k"), now_s, only=id_)
-        router.finish(lease, Outcome(Ending.FAILED), now_s)
+        lease = router.route(PlacementRequest(RequestSpec("m"), "m", None, "k"), now_s, only=id_)
+        router.finish(lease, Outcome(EndReason.FAILED), now_s)
 
 
 def test_who_does_not_rest_gets_everything() -> None:
@@ -93,7 +93,7 @@ def test_slow_replica_without_streams() -> None:
         now_s += 0.1
         for end_s, lease in [entry for entry in open_leases if entry[0] <= now_s]:
             open_leases.remove((end_s, lease))
-            router.finish(lease, Outcome(Ending.OK), now_s)
+            router.finish(lease, Outcome(EndReason.OK), now_s)
         lease = place(router, now_s, str(n))
         sent[lease.replica] += 1
         open_leases.append((now_s + (30.0 if lease.replica == IDS[0] else 1.0), lease))
@@ -112,7 +112,7 @@ def test_a_lying_count_does_not_shrink_a_conversation() -> None:
     router = router_of(IDS[:1])
     text = b"x" * 8_000
     for turns, spans in ((1, ()), (2, ((8_000, 8_010),))):
-        ask = Ask("m", Prompt(text + b"y" * 10 * (turns - 1), 8_000, spans))
-        lease = router.route(Wanted(ask, "m", chain_of(ask, "m"), "k"), float(turns))
-        router.finish(lease, Outcome(Ending.OK, Usage(1, 1)), turns + 0.5)
+        ask = RequestSpec("m", Prompt(text + b"y" * 10 * (turns - 1), 8_000, spans))
+        lease = router.route(PlacementRequest(ask, "m", chain_of(ask, "m"), "k"), float(turns))
+        router.finish(lease, Outcome(EndReason.OK, Usage(1, 1)), turns + 0.5)
     assert lease.prompt_tokens > 1_000

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.admission.windows import Admission, NoLimits
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.placements import Ending
-from router.core.facts.replicas import Load
+from router.core.admission.concurrency_windows import ConcurrencyLimiter, NoLimits
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import FOREIGN_PROBES
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.placements import EndReason
+from router.core.types.replicas import Load
 from tests.core.placement.paired import PairedFleet
 
 PREFILLERS = {f"p{n}": Role.PREFILL for n in range(6)}
 
 
-def coming(count: int, handshake: Handshake = Handshake.MOONCAKE) -> tuple[PairedFleet, list[Lease]]:
+def coming(count: int, handshake: KvConnector = KvConnector.MOONCAKE) -> tuple[PairedFleet, list[Lease]]:
     """A decode replica with so many legs that have no first token yet, behind streams that go on there."""
     fleet = PairedFleet({**PREFILLERS, "d": Role.DECODE}, pair=False)
     fleet.pair(handshake)
@@ -30,7 +30,7 @@ def probed(fleet: PairedFleet, waiting: int) -> float:
     for _ in range(FOREIGN_PROBES):
         load = Load(kv_tokens_max=2_000_000, block_tokens=16, waiting=waiting)
         fleet.router.observe_load("d", load, fleet.now_s)
-    return member.foreign_waiting
+    return member.untracked_waiting
 
 
 def test_legs_whose_blocks_are_coming_are_not_foreign() -> None:
@@ -40,7 +40,7 @@ def test_legs_whose_blocks_are_coming_are_not_foreign() -> None:
     assert probed(fleet, 3) == 0.0
     assert probed(fleet, 5) == pytest.approx(2.0)
     for lease in leases:
-        fleet.finish(lease, Ending.CLIENT_LEFT)
+        fleet.finish(lease, EndReason.CLIENT_LEFT)
     probed(fleet, 0)
     assert probed(fleet, 3) == pytest.approx(3.0)
 
@@ -65,13 +65,13 @@ def test_answers_that_decode_unseen_hide_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("handshake", "prefilled", "binds"),
-    [(Handshake.MOONCAKE, False, False), (Handshake.NIXL, False, True), (Handshake.NIXL, True, False)],
+    [(KvConnector.MOONCAKE, False, False), (KvConnector.NIXL, False, True), (KvConnector.NIXL, True, False)],
 )
-def test_a_window_is_not_bound_by_blocks_on_their_way(handshake: Handshake, prefilled: bool, binds: bool) -> None:
+def test_a_window_is_not_bound_by_blocks_on_their_way(handshake: KvConnector, prefilled: bool, binds: bool) -> None:
     """Legs that wait for their blocks do not show that the engine is full. With NIXL the engine has not been asked for
     them while they are prefilled: whoever waits there then waits for a place."""
     fleet, leases = coming(5, handshake)
-    admission = Admission(fleet.router, NoLimits(in_flight_max=64, waiting_max=2), stale_s=10.0)
+    admission = ConcurrencyLimiter(fleet.router, NoLimits(in_flight_max=64, waiting_max=2), stale_s=10.0)
     for lease in leases if prefilled else ():
         fleet.prefilled(lease)
     probed(fleet, 5)

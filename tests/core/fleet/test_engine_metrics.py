@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import CapacitySource, Load
 from router.core.fleet.engine_metrics import engines, parse_load
+from router.core.types.replicas import CapacitySource, Load
 
 # Lines as vLLM 0.32 prints them, look-alikes included.
 VLLM = """\

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.replicas import CapacitySource, Sleep
 from router.core.fleet.engine_capacity import with_event_block
 from router.core.fleet.engine_metrics import parse_load
+from router.core.types.replicas import CapacitySource, Sleep
 
 FOLDER = Path(__file__).parents[2] / "data" / "metrics"
 ENGINE, PRODUCT, EVENTS = CapacitySource.ENGINE, CapacitySource.PRODUCT, CapacitySource.EVENTS

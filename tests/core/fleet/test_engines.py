@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Replica, ServedModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.types.replicas import Replica, ServedModel
 
 KINDS = ("vllm", "sglang", "other")
 IDS = [f"http://10.0.0.{n}:8000" for n in range(4)]

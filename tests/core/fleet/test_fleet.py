@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease, PrefillBatch
-from router.core.fleet.member import SHARE_TOKENS_MIN, Member
+from router.core.fleet.member import SHARE_TOKENS_MIN, ReplicaState
+from router.core.fleet.registry import Fleet
+from router.core.types.placements import Confidence, EndReason, Outcome, PlacementReason, Receipt, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
 
-RECEIPT = Receipt("a", "warm", Reason.COLD, Grade.ESTIMATED, 0, 0)
+RECEIPT = Receipt("a", "warm", PlacementReason.COLD, Confidence.ESTIMATED, 0, 0)
 
 
 def lease(id_: int, *, prefill_ms: float = 100.0, streams: bool = True, now_s: float = 0.0, tokens: int = 50) -> Lease:
@@ -29,7 +29,7 @@ def lease(id_: int, *, prefill_ms: float = 100.0, streams: bool = True, now_s: f
         cached_tokens=0,
         credited_tokens=0,
         prefill_ms=prefill_ms,
-        own_tokens=tokens,
+        unshared_tokens=tokens,
         keys=[],
         end_key=None,
         text_bytes=0,
@@ -79,7 +79,7 @@ STEPS = st.tuples(
 def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int, float, float, bool]]) -> None:
     """Pending prefill agrees with a naive queue whatever the order of opens, first tokens and closes, repeated ones
     included; with all leases closed nothing is left in use."""
-    member, naive, now_s = Member(Replica("a")), _NaiveQueue(), 0.0
+    member, naive, now_s = ReplicaState(Replica("a")), _NaiveQueue(), 0.0
     leases: list[Lease] = []
     for action, which, gap_s, prefill_ms, streams in steps:
         now_s += gap_s
@@ -92,7 +92,7 @@ def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int
             was_open = chosen.id in member.leases
             if action == "first":
                 if was_open and chosen.streams and chosen.first_token_s is None:
-                    member.prefilled(chosen, now_s)
+                    member.on_first_token(chosen, now_s)
                     naive.leave(chosen.id, now_s)
             else:
                 assert member.close(chosen, now_s) == was_open
@@ -108,17 +108,17 @@ def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int
 
 def test_the_head_decays_and_the_rest_waits() -> None:
     """Work under way shrinks with the clock; an overdue head is due any moment, and those behind it still wait."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     for id_ in (0, 1):
         member.open(lease(id_), 10.0)
     assert [member.pending_ms(now_s) for now_s in (10.0, 10.05, 10.1, 99.0)] == pytest.approx([200, 150, 100, 100])
-    member.prefilled(member.leases[0], 99.0)
+    member.on_first_token(member.leases[0], 99.0)
     assert member.pending_ms(99.0) == pytest.approx(100.0)
 
 
 def test_an_answer_that_does_not_stream_leaves_on_time() -> None:
     """Its first token cannot be seen, so its modelled time counts, and the next one starts where it ended."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     for id_ in (0, 1):
         member.open(lease(id_, streams=False), 0.0)
     assert member.pending_ms(0.15) == pytest.approx(50.0)
@@ -127,12 +127,12 @@ def test_an_answer_that_does_not_stream_leaves_on_time() -> None:
 
 def test_service_time_is_without_the_queue() -> None:
     """A first token's service time starts at the first token before it, not at placement."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     first, second = lease(0, now_s=1.0), lease(1, now_s=1.0)
     member.open(first, 1.0)
     member.open(second, 1.0)
-    member.prefilled(first, 1.3)
-    member.prefilled(second, 1.4)
+    member.on_first_token(first, 1.3)
+    member.on_first_token(second, 1.4)
     assert first.service_ms == pytest.approx(300.0)
     assert second.service_ms == pytest.approx(100.0)
 
@@ -140,12 +140,12 @@ def test_service_time_is_without_the_queue() -> None:
 def test_a_batch_takes_its_time_once() -> None:
     """First tokens that come together share, by their tokens, the time since the batch could begin, whichever of them
     is seen first; one that was asked for after them, or comes later, is no part of it."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     leases = [lease(n, now_s=placed_s, tokens=100 * (n + 1)) for n, placed_s in enumerate((1.0, 1.1, 1.2, 1.25, 1.503))]
     for each in leases:
         member.open(each, each.placed_s)
     for n, now_s in ((1, 1.5), (2, 1.502), (0, 1.502), (4, 1.504), (3, 1.6)):
-        member.prefilled(leases[n], now_s)
+        member.on_first_token(leases[n], now_s)
     assert [each.service_ms for each in leases] == pytest.approx([502 / 6, 502 / 3, 502 / 2, 96.0, 1.0])
 
 
@@ -159,10 +159,10 @@ def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
     for each in (miss, other):
         member.open(each, 0.0)
     for each in (miss, other):
-        member.prefilled(each, 1.0)
+        member.on_first_token(each, 1.0)
     assert miss.service_ms == other.service_ms == pytest.approx(500.0)
     for each, tokens in ((miss, 9_000), (other, 1_000)):
-        member.learn(each, Outcome(Ending.OK, Usage(tokens, 5, 0)), 2.0)
+        member.learn(each, Outcome(EndReason.OK, Usage(tokens, 5, 0)), 2.0)
     assert (miss.service_ms, other.service_ms) == pytest.approx((900.0, 100.0))
     assert member.prefill_model.ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
 
@@ -173,8 +173,8 @@ def test_prompts_of_no_known_size_have_no_service_time() -> None:
     fleet.replace([Replica("a")])
     member, empty = fleet.members["a"], lease(0, tokens=0)
     member.open(empty, 0.0)
-    member.prefilled(empty, 0.4)
-    member.learn(empty, Outcome(Ending.OK, None), 1.0)
+    member.on_first_token(empty, 0.4)
+    member.learn(empty, Outcome(EndReason.OK, None), 1.0)
     assert empty.service_ms is None
     assert (fleet.means.common.shorts, fleet.means.common.prefill.observations) == (0, 0)
 
@@ -187,7 +187,7 @@ def test_prompts_of_no_known_size_have_no_service_time() -> None:
 def test_what_was_served_is_the_time_it_took(batches: list[list[int]], rng: Random) -> None:
     """However an engine puts prompts together, and in whatever order their first tokens are seen, their service times
     add up to the time in which it was busy, and each is what its tokens took at the engine's speed."""
-    member, now_s = Member(Replica("a")), 1.0
+    member, now_s = ReplicaState(Replica("a")), 1.0
     placed = [[lease(100 * n + i, now_s=now_s, tokens=t) for i, t in enumerate(b)] for n, b in enumerate(batches)]
     for batch in placed:
         for each in batch:
@@ -195,7 +195,7 @@ def test_what_was_served_is_the_time_it_took(batches: list[list[int]], rng: Rand
     for batch in placed:
         now_s += sum(each.uncached_tokens for each in batch) / 1_000
         for each in rng.sample(batch, len(batch)):
-            member.prefilled(each, now_s)
+            member.on_first_token(each, now_s)
             now_s += 1e-6
     for batch in placed:
         for each in batch:
@@ -212,9 +212,9 @@ def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
     for each in pair:
         member.open(each, 0.0)
     for each in pair:
-        member.prefilled(each, 0.4)
+        member.on_first_token(each, 0.4)
     for each in reversed(pair):
-        member.learn(each, Outcome(Ending.OK, usage), 1.0)
+        member.learn(each, Outcome(EndReason.OK, usage), 1.0)
         assert member.prefill_model.ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
 
 
@@ -243,19 +243,19 @@ def test_who_is_ready_follows_every_observation() -> None:
     """Health, models and departures change at once who is ready, and who serves what, in discovery's order."""
     fleet = Fleet()
     fleet.replace([Replica(id_) for id_ in "abc"])
-    assert (fleet.ready(), fleet.serving("m")) == ([], [])
+    assert (fleet.ready(), fleet.list_serving("m")) == ([], [])
     for id_ in "cab":
         fleet.observe_models(fleet.members[id_], [ServedModel("m"), ServedModel(id_)])
         assert fleet.observe_health(id_, ok=True)
-    assert [m.id for m in fleet.ready()] == [m.id for m in fleet.serving("m")] == ["a", "b", "c"]
+    assert [m.id for m in fleet.ready()] == [m.id for m in fleet.list_serving("m")] == ["a", "b", "c"]
     fleet.observe_models(fleet.members["b"], [ServedModel("b")])
-    assert [m.id for m in fleet.serving("m")] == ["a", "c"]
+    assert [m.id for m in fleet.list_serving("m")] == ["a", "c"]
     assert fleet.observe_health("a", ok=False, proof=True)
     assert not fleet.observe_health("a", ok=False, proof=True)
     assert [m.id for m in fleet.ready()] == ["b", "c"]
-    assert [m.id for m in fleet.serving("m")] == ["c"]
+    assert [m.id for m in fleet.list_serving("m")] == ["c"]
     fleet.replace([Replica("a"), Replica("b")])
-    assert ([m.id for m in fleet.ready()], fleet.serving("m")) == (["b"], [])
+    assert ([m.id for m in fleet.ready()], fleet.list_serving("m")) == (["b"], [])
     assert not fleet.observe_health("c", ok=True)
 
 
@@ -266,7 +266,7 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     slow, usage = lease(0, tokens=8_000), Usage(10_000, 5, 2_000)
     slow.batch, slow.batch_tokens = PrefillBatch(0.0, 0.0, 8.0, 8_000), 8_000
     for n in range(30):
-        fleet.members["a"].learn(slow, Outcome(Ending.OK, usage), float(n))
+        fleet.members["a"].learn(slow, Outcome(EndReason.OK, usage), float(n))
     own, others = fleet.members["a"].prefill_model, fleet.members["b"].prefill_model
     assert own.ms(8_000, 2_000) == pytest.approx(8_000, rel=0.1)
     assert others == fleet.means.common.prefill.model
@@ -274,7 +274,7 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     assert fleet.means.common.mean_work_ms > 0
 
 
-def probed(member: Member, sent_tokens: int, seen_total: float) -> float:
+def probed(member: ReplicaState, sent_tokens: int, seen_total: float) -> float:
     """Send a request, let the engine count, and say what our share is now."""
     member.open(lease(len(member.leases), tokens=sent_tokens), 0.0)
     member.observe_load(Load(prompt_tokens_total=seen_total))
@@ -283,7 +283,7 @@ def probed(member: Member, sent_tokens: int, seen_total: float) -> float:
 
 def test_our_share_of_a_replica_is_learned() -> None:
     """A replica that computes twice what we send is half ours; one that counts what we send is all ours."""
-    ours, shared = Member(Replica("a")), Member(Replica("b"))
+    ours, shared = ReplicaState(Replica("a")), ReplicaState(Replica("b"))
     for n in range(40):
         all_, half = probed(ours, 5_000, n * 5_000.0), probed(shared, 5_000, n * 10_000.0)
         if n * 5_000 < SHARE_TOKENS_MIN / 2:
@@ -294,22 +294,22 @@ def test_our_share_of_a_replica_is_learned() -> None:
 
 def test_a_restarted_or_silent_engine_teaches_no_share() -> None:
     """Counters that are absent or went back change nothing."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     for total in (10_000_000.0, 5.0, None, 20_000_000.0):
         member.observe_load(Load(prompt_tokens_total=total))
-    assert (member.share, member.seen_prompt_tokens) == (1.0, 0.0)
+    assert (member.share, member.engine_prompt_tokens) == (1.0, 0.0)
 
 
 def test_foreign_load_is_the_mean_of_the_last_probes() -> None:
     """Waiting requests beyond ours are somebody else's, as many as the last three probes saw on the mean; ours never
     are."""
-    member = Member(Replica("a"))
+    member = ReplicaState(Replica("a"))
     for id_ in range(3):
         member.open(lease(id_), 0.0)
     seen = []
     for waiting in (2, 3, 9, 9, 9, 3, None, None):
         member.observe_load(Load(waiting=waiting))
-        seen.append(member.foreign_waiting)
+        seen.append(member.untracked_waiting)
     assert seen == [0, 0, 2, 4, 6, 4, 2, 0]
 
 
@@ -331,11 +331,13 @@ def test_who_is_held_gets_nothing_while_others_serve() -> None:
     fleet = fleet_of(a=("m",), b=("m",))
     assert fleet.warm_up("b", True)
     assert not fleet.warm_up("b", True)
-    assert [[m.id for m in members] for members in (fleet.ready(), fleet.usable(), fleet.serving("m"))] == [["a"]] * 3
+    assert [[m.id for m in members] for members in (fleet.ready(), fleet.usable(), fleet.list_serving("m"))] == [
+        ["a"]
+    ] * 3
     assert list(fleet.warming_up) == ["b"]
     assert not fleet.panics
     assert fleet.warm_up("b", False)
-    assert [m.id for m in fleet.serving("m")] == ["a", "b"]
+    assert [m.id for m in fleet.list_serving("m")] == ["a", "b"]
     assert not fleet.warming_up
     assert not fleet.warm_up("nobody", True)
 
@@ -344,14 +346,14 @@ def test_nobody_is_held_whose_model_nobody_else_serves() -> None:
     """Nor is it any more from the moment on that the others are gone; then again, once they are back."""
     fleet = fleet_of(a=("m",), b=("m", "lora"))
     fleet.warm_up("b", True)
-    assert [m.id for m in fleet.serving("lora")] == ["b"]
+    assert [m.id for m in fleet.list_serving("lora")] == ["b"]
     fleet.observe_models(fleet.members["b"], [ServedModel("m")])
     assert [m.id for m in fleet.ready()] == ["a"]
     fleet.observe_health("a", False, proof=True)
-    assert [m.id for m in fleet.serving("m")] == ["b"]
+    assert [m.id for m in fleet.list_serving("m")] == ["b"]
     assert not fleet.warming_up
     fleet.observe_health("a", True)
-    assert [m.id for m in fleet.serving("m")] == ["a"]
+    assert [m.id for m in fleet.list_serving("m")] == ["a"]
 
 
 def test_not_all_are_held() -> None:

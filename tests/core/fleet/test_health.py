@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.fleet.health import FAILURES_MAX, Health
-from router.edge.retry_budget import RetryBudget
+from router.proxy.retry_budget import RetryBudget
 from tests.support.examples import examples
 
 

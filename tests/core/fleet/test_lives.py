@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.facts.placements import Ending, Grade, Reason, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.fleet.kv_room import behind_marks
+from router.core.fleet.kv_reservations import shared_prefix_marks
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
-from router.core.kv_events.decoding import Stored
-from tests.core.cache.known import prompt_of
+from router.core.fleet.models import NoReplicaReady
+from router.core.kv_events.batch_decoder import Stored
+from router.core.types.placements import Confidence, EndReason, PlacementReason, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
+from tests.core.cache_state.known import prompt_of
 from tests.core.placement.placing import MODEL, World, chat, words
 from tests.support.examples import examples
 
@@ -84,7 +84,7 @@ class Lives(RuleBasedStateMachine):
         blocks = {id_: index.blocks(id_) for id_ in self.world.router.fleet.members}
         try:
             lease = self.world.place(chat(*turns))
-        except NoReplica:
+        except NoReplicaReady:
             assert not self.world.router.fleet.ready()
             return
         for candidate in lease.receipt.candidates:
@@ -102,14 +102,14 @@ class Lives(RuleBasedStateMachine):
         self.world.first_token(self.open[which % len(self.open)][0], after_s=after_s)
 
     @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 9), ending=st.sampled_from(Ending), again=st.booleans())
-    def finish(self, which: int, ending: Ending, again: bool) -> None:
+    @rule(which=st.integers(0, 9), ending=st.sampled_from(EndReason), again=st.booleans())
+    def finish(self, which: int, ending: EndReason, again: bool) -> None:
         """An answer ends, once or twice, as it may."""
         lease, life = self.open.pop(which % len(self.open))
         member = self.world.router.fleet.members.get(lease.replica)
         blocks = self.world.router.index.blocks(lease.replica) if member else 0
         for _ in range(1 + again):
-            self.world.finish(lease, ending, Usage(500, 600, 0) if ending is Ending.OK else None)
+            self.world.finish(lease, ending, Usage(500, 600, 0) if ending is EndReason.OK else None)
         if member and self.lives[lease.replica] != life:
             assert self.world.router.index.blocks(lease.replica) == blocks, "the former's answer is not the next one's"
 
@@ -122,18 +122,18 @@ class Lives(RuleBasedStateMachine):
         for id_, member in members.items():
             own = {lease.id: lease for lease, life in self.open if life == self.lives[id_]}
             assert member.leases.keys() == own.keys()
-            assert member.live.own_tokens == sum(lease.own_tokens for lease in own.values())
-            assert bool(member.live.blocks) == any(behind_marks(len(lease.keys)) for lease in own.values())
+            assert member.live.own_tokens == sum(lease.unshared_tokens for lease in own.values())
+            assert bool(member.live.blocks) == any(shared_prefix_marks(len(lease.keys)) for lease in own.values())
             if not own:
                 assert member.pending_ms(self.world.now_s) == 0.0
         assert self.world.router.index.holders.keys() == members.keys()
         assert self.world.router.knowledge._known.keys() <= members.keys()
-        assert self.world.router.fleet.guarded.keys() <= members.keys()
+        assert self.world.router.fleet.restricted.keys() <= members.keys()
 
     def teardown(self) -> None:
         """When all has ended nothing is left, of any life."""
         while self.open:
-            self.finish(0, Ending.OK, again=False)
+            self.finish(0, EndReason.OK, again=False)
         assert all(used == (0, 0, 0.0) for used in self.world.in_use())
 
 
@@ -151,7 +151,7 @@ def test_another_engine_holds_nothing(question: str) -> None:
         world.router.replace([Replica("a", instance, name=f"ns/{instance}")])
         lease = world.place(again)
         assert lease.credited_tokens > 0 or lease.cached_tokens > 0
-        world.finish(lease, Ending.FAILED)
+        world.finish(lease, EndReason.FAILED)
     renewed(world, Replica("a", "uid-2"))
     lease = world.place(again)
     assert (lease.cached_tokens, lease.credited_tokens) == (0, 0)
@@ -172,16 +172,16 @@ def test_another_engine_says_for_itself_what_it_holds() -> None:
     world, prompt = World("a"), prompt_of(160)
     world.router.models.observe_tokens(MODEL, "")
     knowledge = world.router.knowledge
-    knowledge.grade("a", Grade.EXACT, "joined", 0.0)
+    knowledge.grade("a", Confidence.EXACT, "joined", 0.0)
     hashes, ids = list(range(10)), prompt.ids
     knowledge.apply("a", Stored(hashes, None, ids, 16, "", b"", None, "GPU", 0, True), 0.0)  # by place: as in events
-    assert knowledge.stored(prompt, 0.0)["a"].tokens == 160
+    assert knowledge.find_stored(prompt, 0.0)["a"].tokens == 160
     renewed(world, Replica("a", "uid-1"))
-    assert knowledge.stored(prompt, 0.0)["a"].tokens == 160
+    assert knowledge.find_stored(prompt, 0.0)["a"].tokens == 160
     renewed(world, Replica("a", "uid-2"))
-    assert knowledge.stored(prompt, 0.0) == {}
+    assert knowledge.find_stored(prompt, 0.0) == {}
     assert not knowledge.masks.match(next(iter(prompt.keys.values())))
-    assert world.router.fleet.members["a"].grade is Grade.ESTIMATED
+    assert world.router.fleet.members["a"].grade is Confidence.ESTIMATED
 
 
 def test_an_estimate_goes_on_while_a_stream_joins() -> None:
@@ -190,11 +190,11 @@ def test_an_estimate_goes_on_while_a_stream_joins() -> None:
     renewed(world, Replica("a"), Replica("b"))
     for id_ in "ab":
         world.router.knowledge.suspend(id_, "replay from batch 0", 0.0, doubt=False)
-        world.router.knowledge.grade(id_, Grade.CATCHING_UP, "replay from batch 0", 0.0)
+        world.router.knowledge.grade(id_, Confidence.CATCHING_UP, "replay from batch 0", 0.0)
     lease = world.place(chat(LONG))
     world.finish(lease)
     again = world.place(chat(LONG))
-    assert (again.replica, again.receipt.reason) == (lease.replica, Reason.WARM)
+    assert (again.replica, again.receipt.reason) == (lease.replica, PlacementReason.WARM)
     assert again.receipt.predicted_cached_tokens > 1_000
     world.router.knowledge.suspend(lease.replica, "event connection lost", 1.0, doubt=True)
     assert world.place(chat(LONG)).receipt.predicted_cached_tokens == 0
@@ -208,10 +208,10 @@ def test_not_ready_by_discovery() -> None:
     world.router.replace([Replica("a", "1", ready=False)])
     for _ in range(10):  # its health checks have no answer either: such a one is used where there is nobody else
         world.router.observe_health("a", ok=False, silent=True)
-        with pytest.raises(NoReplica):
+        with pytest.raises(NoReplicaReady):
             world.place(chat(LONG))
     world.router.observe_health("a", ok=True)
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         world.place(chat(LONG))
     world.finish(lease)
     assert all(used == (0, 0, 0.0) for used in world.in_use())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import CapacitySource, Load, Sleep
 from router.core.fleet.member import FOREIGN_PROBES
-from router.core.kv_events.decoding import Stored
+from router.core.kv_events.batch_decoder import Stored
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from tests.core.cache.known import prompt_of
+from router.core.types.placements import Confidence
+from router.core.types.replicas import CapacitySource, Load, Sleep
+from tests.core.cache_state.known import prompt_of
 from tests.core.placement.placing import MODEL, World, chat, words
 from tests.core.ready import ready
 
@@ -24,7 +24,7 @@ def several_told(told: list[str]) -> Router:
 
 def known(world: World) -> None:
     """An event stream said that `a` stores a prompt."""
-    world.router.knowledge.grade("a", Grade.EXACT, "joined", 0.0)
+    world.router.knowledge.grade("a", Confidence.EXACT, "joined", 0.0)
     stored = Stored(list(range(10)), None, prompt_of(160).ids, 16, "", b"", None, "GPU", 0, True)
     world.router.knowledge.apply("a", stored, 0.0)
 
@@ -51,7 +51,7 @@ def test_pages_of_several_processes_cost_no_knowledge() -> None:
             held = world.depth(ask, "a")
     assert world.depth(ask, "a") == held > 0
     assert member.page_source.several
-    assert (member.page_source.restarts, member.share, member.counts) == (1, 1.0, False)
+    assert (member.page_source.restarts, member.share, member.has_moving_counters) == (1, 1.0, False)
     assert member.load.prompt_tokens_total is None
     assert told == ["a"]
 
@@ -95,6 +95,6 @@ def test_a_deferred_request_is_not_foreign_work() -> None:
     member = world.router.fleet.members["a"]
     for _ in range(FOREIGN_PROBES):
         world.router.observe_load("a", Load(running=1, waiting=2, deferred=473), world.now_s)
-    assert member.foreign_waiting == 2.0
+    assert member.untracked_waiting == 2.0
     assert member.others_max is not None
     assert member.others_max >= 476  # the engine has them, so other routers may have sent them

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Load
 from router.core.fleet.page_source import CALM_S, CHANGES_S, PageChange, PageSource
+from router.core.types.replicas import Load
 
 
 def by_start(*starts_s: float | None, every_s: float = 1.0) -> tuple[PageSource, list[PageChange]]:
@@ -77,7 +77,7 @@ def test_a_refused_connection_proves_a_restart() -> None:
     source = PageSource()
     for n in range(9):
         assert source.compare(Load(started_s=100.0 - n, prompt_tokens_total=10.0 - n), float(n)) is PageChange.NONE
-        source.restarted()
+        source.on_engine_restarted()
     assert not source.several
 
 

@@ -1,7 +1,7 @@
 """A model engine: what vLLM does to its KV blocks, and what it says about it, without a model.
 
-A pool of a few blocks of two tokens with vLLM's free queue (loadtest/engine/kv_pool.py: least recently used first, a
-sequence gives back its last block first, a block computed twice at once is two copies), a second tier behind it whose
+A pool of a few blocks of two tokens with vLLM's free queue (loadtest/fake_engine/kv_pool.py: least recently used first,
+a sequence gives back its last block first, a block computed twice at once is two copies), a second tier behind it whose
 events name hashes only, a sliding-window group that says the same hashes and means less by them, and a publisher with
 sequence numbers from 0 and a bounded replay buffer. Everything is real bytes on the outside: msgpack as vLLM 0.32
 (maps) or vLLM 0.23 and earlier (positional arrays) send it.
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvPool
+from loadtest.fake_engine.kv_pool import BlocksRemoved, BlockStored, KvPool
 
 BLOCK_TOKENS = 2
 WINDOW_BLOCKS = 3  # blocks that the sliding-window group keeps

@@ -13,21 +13,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.core.cache.engine_blocks import EngineBlocks
-from router.core.cache.masks import Masks
-from router.core.facts.placements import Grade
+from router.core.cache_state.engine_blocks import EngineBlocks
+from router.core.cache_state.holder_bitmap import HolderBitmap
 from router.core.kv_events.stream import (
     Apply,
-    AskReplay,
     Clear,
     KvStream,
     Phase,
-    Regrade,
+    RequestReplay,
     Resume,
+    SetConfidence,
     StreamLimits,
     Suspend,
 )
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.block_keys import token_chain, token_root
+from router.core.types.placements import Confidence
 from tests.core.kv_events.kv_data import id_bytes
 from tests.core.kv_events.kv_engine import BLOCK_TOKENS, Content, Engine
 
@@ -77,15 +77,15 @@ class Rig:
     newest_at_s: float = 0.0  # of the youngest that was applied, or heard live over the connection that there is
     unseen: bool = False  # the process is another one, and nothing heard could show it yet
     connected: int = 0  # the connection that the stream knows of
-    grades: list[tuple[Grade, str]] = field(default_factory=list)
+    grades: list[tuple[Confidence, str]] = field(default_factory=list)
     checks_exact: int = 0
-    masks: Masks = field(init=False)
+    masks: HolderBitmap = field(init=False)
     ledger: EngineBlocks = field(init=False)
     stream: KvStream = field(init=False)
     hidden: bool = False
 
     def __post_init__(self) -> None:
-        self.masks = Masks()
+        self.masks = HolderBitmap()
         sizes = {"blocks_max": 100_000, "aside_max": 1_000, "names_max": 100_000}
         self.ledger = EngineBlocks(self.masks, "r", **sizes, repeats=self.repeats)
         self.stream = KvStream(self.replays, self.limits)
@@ -169,9 +169,9 @@ class Rig:
                 # What only the old connection said is forgotten with it: the process may be another one.
                 self.newest_at_s = min(self.newest_at_s, self.applied_at_s)
                 self.connected = connection
-                self.stream.connected(self.now_s)
+                self.stream.on_connected(self.now_s)
             else:
-                self.stream.disconnected("disconnected", self.now_s)
+                self.stream.on_disconnected("disconnected", self.now_s)
             self.take_steps()
 
     def hear_live(self, count: int) -> None:
@@ -195,7 +195,7 @@ class Rig:
                 if seq == END:
                     self.stream.replay_ended(ask.token, self.now_s)
                 else:
-                    self.stream.replayed(ask.token, seq, payload, self.now_s)
+                    self.stream.on_replay_batch(ask.token, seq, payload, self.now_s)
                 self.take_steps()
             if ask.answer is not None and not ask.answer and ask in self.asks:
                 self.asks.remove(ask)
@@ -211,7 +211,7 @@ class Rig:
         if resync:
             self.stream.resync("distrusted", self.now_s)
         else:
-            self.stream.suspect("suspected", self.now_s)
+            self.stream.verify("suspected", self.now_s)
         self.take_steps()
 
     def take_steps(self) -> None:
@@ -231,10 +231,10 @@ class Rig:
                 self.hidden = True
             elif isinstance(step, Resume):
                 self.hidden = False
-            elif isinstance(step, Regrade):
+            elif isinstance(step, SetConfidence):
                 assert (step.grade, step.why) not in self.grades[-1:], "said twice"
                 self.grades.append((step.grade, step.why))
-            elif isinstance(step, AskReplay):
+            elif isinstance(step, RequestReplay):
                 self.asks.append(Replay(step.first, step.token))
                 if len(self.asks) > 4:
                     self.asks.popleft()
@@ -265,13 +265,13 @@ class Rig:
             return
         held = self.held
         assert held <= self.expected or self.tainted, f"false credit under {self.stream.grade}: {self.stream.why}"
-        if self.stream.grade is Grade.EXACT:
+        if self.stream.grade is Confidence.EXACT:
             self.checks_exact += 1
             # Without a replay, a batch that was overtaken cannot be told from that of a restarted engine.
             behind = self.replays and not self.answering and self.applied_at_s < self.newest_at_s
             assert not behind, f"exact, and behind what was heard: {self.stream.why}"
             assert held == self.expected or self.short, f"exact, and blocks are missing: {self.stream.why}"
-            late = Grade.CATCHING_UP in {grade for grade, _ in self.grades}
+            late = Confidence.CATCHING_UP in {grade for grade, _ in self.grades}
             assert self.ledger.unknown_removals == 0 or self.short or late
 
     def settle(self) -> None:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.core.facts.placements import Grade
 from router.core.kv_events.stream import (
     Apply,
-    AskReplay,
     Clear,
     KvStream,
-    Regrade,
+    RequestReplay,
     Resume,
+    SetConfidence,
     Step,
     StreamLimits,
     Suspend,
 )
+from router.core.types.placements import Confidence
 
 LIMITS = StreamLimits(silence_s=1.0, asks_max=3, suspended_max_s=20.0, look_s=10.0)
 
@@ -34,7 +34,7 @@ class Owner:
 
     stream: KvStream
     now_s: float = 0.0
-    asks: deque[AskReplay] = field(default_factory=deque)
+    asks: deque[RequestReplay] = field(default_factory=deque)
     told: list[str] = field(default_factory=list)
     held: list[tuple[int, float | None]] = field(default_factory=list)  # number and time of applied batches
 
@@ -43,7 +43,7 @@ class Owner:
         taken: list[Step] = []
         while (step := self.stream.next(self.now_s)) is not None:
             taken.append(step)
-            if isinstance(step, AskReplay):
+            if isinstance(step, RequestReplay):
                 self.asks.append(step)
                 self.told.append(f"ask {step.first}")
             elif isinstance(step, Apply):
@@ -55,7 +55,7 @@ class Owner:
             elif isinstance(step, Suspend | Resume):
                 self.told.append(type(step).__name__.lower())
             else:
-                assert isinstance(step, Regrade)
+                assert isinstance(step, SetConfidence)
         return taken
 
     def live(self, *seqs: int, process: str = "A") -> None:
@@ -68,7 +68,7 @@ class Owner:
         """The replay asked for last is answered."""
         token = self.asks[-1].token
         for seq in seqs:
-            self.stream.replayed(token, seq, batch(seq, process), self.now_s)
+            self.stream.on_replay_batch(token, seq, batch(seq, process), self.now_s)
             self.steps()
         if end:
             self.stream.replay_ended(token, self.now_s)
@@ -81,7 +81,7 @@ class Owner:
         self.steps()
 
     @property
-    def state(self) -> tuple[Grade, str]:
+    def state(self) -> tuple[Confidence, str]:
         """Grade and reason."""
         return self.stream.grade, self.stream.why
 
@@ -94,7 +94,7 @@ class Owner:
 def connected(*, replays: bool = True, limits: StreamLimits = LIMITS) -> Owner:
     """A stream whose connection came up."""
     owner = Owner(KvStream(replays, limits))
-    owner.stream.connected(0.0)
+    owner.stream.on_connected(0.0)
     owner.steps()
     return owner
 
@@ -103,6 +103,6 @@ def exact(count: int = 3, limits: StreamLimits = LIMITS) -> Owner:
     """A stream that has batches 0 to count - 1, exactly."""
     owner = connected(limits=limits)
     owner.replay(*range(count))
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     owner.told.clear()
     return owner

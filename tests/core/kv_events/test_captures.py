@@ -7,12 +7,12 @@ from collections import Counter
 import msgspec
 import pytest
 
-from router.core.cache.engine_blocks import EngineBlocks
-from router.core.cache.masks import Masks
-from router.core.facts.placements import Grade
-from router.core.kv_events.decoding import decode
-from router.core.kv_events.stream import Apply, AskReplay, Clear, KvStream, Phase, Step
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.cache_state.engine_blocks import EngineBlocks
+from router.core.cache_state.holder_bitmap import HolderBitmap
+from router.core.kv_events.batch_decoder import decode
+from router.core.kv_events.stream import Apply, Clear, KvStream, Phase, RequestReplay, Step
+from router.core.prompts.block_keys import token_chain, token_root
+from router.core.types.placements import Confidence
 from tests.core.kv_events import kv_data
 from tests.core.kv_events.kv_data import NAMES, Asked, Batch, Recording, encoded, recording
 
@@ -37,7 +37,7 @@ class Index:
     """One replica's ledger and the map it fills."""
 
     def __init__(self) -> None:
-        self.masks = Masks()
+        self.masks = HolderBitmap()
         self.ledger = EngineBlocks(self.masks, "r", blocks_max=BLOCKS_MAX, aside_max=1_000, names_max=BLOCKS_MAX)
         self.malformed = 0
 
@@ -189,19 +189,19 @@ def test_the_recorded_restart_is_noticed(heard: int) -> None:
 
     def answer(batches: list[Batch]) -> None:
         """The replay asked for last."""
-        ask = [step for step in steps if isinstance(step, AskReplay)][-1]
+        ask = [step for step in steps if isinstance(step, RequestReplay)][-1]
         for batch in batches:
             if batch.seq >= ask.first:
-                follower.replayed(ask.token, batch.seq, batch.payload, 1.0)
+                follower.on_replay_batch(ask.token, batch.seq, batch.payload, 1.0)
         follower.replay_ended(ask.token, 1.0)
         take()
 
-    follower.connected(1.0)
+    follower.on_connected(1.0)
     take()
     answer(old[:heard])
     assert not follower.suspended
-    assert follower.grade is (Grade.EXACT if heard else Grade.CATCHING_UP)
-    follower.disconnected("disconnected", 1.0)
+    assert follower.grade is (Confidence.EXACT if heard else Confidence.CATCHING_UP)
+    follower.on_disconnected("disconnected", 1.0)
     take()
     assert follower.suspended
     follower.connected(1.0)
@@ -212,7 +212,7 @@ def test_the_recorded_restart_is_noticed(heard: int) -> None:
 
     index.masks.sweep(BLOCKS_MAX)
     assert set(index.masks.of) == _naive(stream)
-    assert follower.grade is Grade.EXACT
+    assert follower.grade is Confidence.EXACT
     assert not follower.suspended
     assert follower.counts.restarts == min(heard, 1)
 

@@ -7,8 +7,17 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from router.core.kv_events import decoding
-from router.core.kv_events.decoding import Cleared, Event, EventBatch, MalformedBatch, Removed, Stored, decode, slices
+from router.core.kv_events import batch_decoder
+from router.core.kv_events.batch_decoder import (
+    Cleared,
+    Event,
+    EventBatch,
+    MalformedBatch,
+    Removed,
+    Stored,
+    decode,
+    slices,
+)
 
 HASH = 15228142305651824730  # vLLM 0.32, over 2**63
 
@@ -329,12 +338,12 @@ def test_bytes_that_are_no_batch_are_refused_in_one_way(payload: bytes) -> None:
 @pytest.mark.promise("No bytes of an event stream crash the router or take unbounded memory.", "engines")
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and events of a batch, and blocks of an event, have a limit."""
-    monkeypatch.setattr(decoding, "BLOCKS_MAX", 1)
+    monkeypatch.setattr(batch_decoder, "BLOCKS_MAX", 1)
     assert _batch_of(_a_map()).skipped == 1
-    monkeypatch.setattr(decoding, "EVENTS_MAX", 1)
+    monkeypatch.setattr(batch_decoder, "EVENTS_MAX", 1)
     with pytest.raises(MalformedBatch, match="over the limit"):
         _batch_of(["AllBlocksCleared"], ["AllBlocksCleared"])
-    monkeypatch.setattr(decoding, "BATCH_BYTES_MAX", 10)
+    monkeypatch.setattr(batch_decoder, "BATCH_BYTES_MAX", 10)
     with pytest.raises(MalformedBatch, match="over the limit"):
         _batch_of(["AllBlocksCleared"])
 

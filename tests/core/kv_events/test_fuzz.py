@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.engine_blocks import EngineBlocks
-from router.core.cache.masks import Masks
-from router.core.kv_events.decoding import EventBatch, MalformedBatch, decode, slices
+from router.core.cache_state.engine_blocks import EngineBlocks
+from router.core.cache_state.holder_bitmap import HolderBitmap
+from router.core.kv_events.batch_decoder import EventBatch, MalformedBatch, decode, slices
 from tests.core.kv_events.kv_data import EVENTS, NAMES, encoded, recording
 
 pytestmark = pytest.mark.promise("No bytes of an event stream crash the router or take unbounded memory.", "engines")
@@ -23,8 +23,8 @@ BIG = [struct.pack(">BI", kind, 0xFFFFFFFF) for kind in (0xC6, 0xC9, 0xDB, 0xDD,
 DEEP = [b"\x91" * 2_000, b"\x81\xa1a" * 2_000, b"\xdc\x00\x01" * 2_000]
 
 
-def _small_ledger() -> tuple[Masks, EngineBlocks]:
-    masks = Masks()
+def _small_ledger() -> tuple[HolderBitmap, EngineBlocks]:
+    masks = HolderBitmap()
     return masks, EngineBlocks(masks, "r", blocks_max=LEDGER_BLOCKS, aside_max=50, names_max=100)
 
 
@@ -41,9 +41,9 @@ def _apply(ledger: EngineBlocks, batch: EventBatch) -> None:
             ledger.apply(part)
 
 
-def _bounded(masks: Masks, ledger: EngineBlocks) -> None:
+def _bounded(masks: HolderBitmap, ledger: EngineBlocks) -> None:
     assert 0 <= ledger.blocks <= LEDGER_BLOCKS
-    while masks.dying:
+    while masks.pending_sweep:
         masks.sweep(1_000)
     assert len(masks.of) <= LEDGER_BLOCKS
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from router.core.facts.placements import Grade
 from router.core.kv_events import stream
 from router.core.kv_events.stream import StreamLimits
+from router.core.types.placements import Confidence
 from tests.core.kv_events.kv_engine import Engine, Flavour, Identity
 from tests.core.kv_events.kv_network import Rig
 from tests.support.examples import examples
@@ -226,7 +226,7 @@ class Machine(RuleBasedStateMachine):
         rig = self.rig
         rig.settle()
         _count("settled")
-        if rig.stream.grade is Grade.EXACT:
+        if rig.stream.grade is Confidence.EXACT:
             _count("settled exact")
             assert rig.expected == rig.states.get(self.engine.clock_s, frozenset())
             assert not rig.hidden

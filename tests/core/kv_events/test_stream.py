@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.facts.placements import Grade
 from router.core.kv_events.stream import (
     RESTARTED,
     Clear,
     Phase,
 )
+from router.core.types.placements import Confidence
 from tests.core.kv_events.streams import batch, connected, exact
 
 
@@ -20,7 +20,7 @@ def test_live_batches_wait_for_the_replay() -> None:
     assert owner.told == ["suspend", "ask 0"]
     owner.replay(0, 1, 2)
     assert owner.told[2:] == ["apply 0", "apply 1", "apply 2", "apply 3", "resume"]
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert owner.stream.counts.duplicates == 1
 
 
@@ -28,9 +28,9 @@ def test_nothing_published_yet() -> None:
     """Exact from batch 0 on; not before, since an engine may keep no batches to replay."""
     owner = connected()
     owner.replay()
-    assert owner.state == (Grade.CATCHING_UP, "nothing published yet")
+    assert owner.state == (Confidence.CATCHING_UP, "nothing published yet")
     owner.live(0)
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
 
 
 def test_an_engine_that_keeps_nothing_to_replay() -> None:
@@ -39,7 +39,7 @@ def test_an_engine_that_keeps_nothing_to_replay() -> None:
     owner.replay()
     owner.live(7)
     owner.replay()
-    assert owner.state == (Grade.CATCHING_UP, "joined late, at batch 7: replay is empty though batches came")
+    assert owner.state == (Confidence.CATCHING_UP, "joined late, at batch 7: replay is empty though batches came")
     assert owner.numbers == [7]
 
 
@@ -47,10 +47,10 @@ def test_a_late_join_becomes_exact_by_a_clear() -> None:
     """All that follows is known then."""
     owner = connected()
     owner.replay(5, 6)
-    assert owner.state == (Grade.CATCHING_UP, "joined late: the replay begins at batch 5")
+    assert owner.state == (Confidence.CATCHING_UP, "joined late: the replay begins at batch 5")
     owner.stream.live(7, batch(7, "A", "AllBlocksCleared"), 0.0)
     owner.steps()
-    assert owner.state == (Grade.EXACT, "joined at a clear, in batch 7")
+    assert owner.state == (Confidence.EXACT, "joined at a clear, in batch 7")
 
 
 @pytest.mark.parametrize("reconnect", [True, False])
@@ -58,29 +58,29 @@ def test_continuity_is_proved_by_bytes(reconnect: bool) -> None:
     """After a gap or a new connection the replay begins with our last batch, equal: nothing is forgotten."""
     owner = exact()
     if reconnect:
-        owner.stream.disconnected("gone", 0.0)
-        owner.stream.connected(0.0)
+        owner.stream.on_disconnected("gone", 0.0)
+        owner.stream.on_connected(0.0)
         owner.steps()
     else:
         owner.live(5)
     assert owner.told == ["suspend", "ask 2"]
-    assert owner.state[0] is Grade.CATCHING_UP
+    assert owner.state[0] is Confidence.CATCHING_UP
     owner.replay(2, 3, 4, 5)
     assert owner.told[2:] == ["apply 3", "apply 4", "apply 5", "resume"]
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
 
 
 def test_a_restart_that_passed_our_number() -> None:
     """Other bytes under our number: everything goes at once, the new process is joined from 0."""
     owner = exact()
-    owner.stream.disconnected("gone", 0.0)
-    owner.stream.connected(0.0)
+    owner.stream.on_disconnected("gone", 0.0)
+    owner.stream.on_connected(0.0)
     owner.steps()
     owner.replay(2, process="B", end=False)
     assert owner.told == ["suspend", "ask 2", "clear", "suspend", "ask 0"]
     owner.replay(0, 1, 2, 3, process="B")
     assert owner.numbers == [0, 1, 2, 3]
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert owner.stream.counts.restarts == 1
 
 
@@ -92,7 +92,7 @@ def test_a_restart_says_so() -> None:
     assert [step.why.startswith(RESTARTED) for step in owner.steps() if isinstance(step, Clear)] == [True]
     owner = exact()
     owner.live(9)
-    owner.stream.replayed(owner.asks[-1].token, 8, batch(8), 0.0)
+    owner.stream.on_replay_batch(owner.asks[-1].token, 8, batch(8), 0.0)
     assert [step.why.startswith(RESTARTED) for step in owner.steps() if isinstance(step, Clear)] == [False]
 
 
@@ -102,7 +102,7 @@ def test_batches_lost_for_good() -> None:
     owner.live(9)
     owner.replay(8, 9)
     assert owner.told == ["suspend", "ask 2", "clear", "suspend", "apply 8", "apply 9", "resume"]
-    assert owner.state == (Grade.CATCHING_UP, "batches lost: the replay begins at batch 8, after batch 2")
+    assert owner.state == (Confidence.CATCHING_UP, "batches lost: the replay begins at batch 8, after batch 2")
 
 
 def test_the_sequence_went_back() -> None:
@@ -114,7 +114,7 @@ def test_the_sequence_went_back() -> None:
     assert owner.told[2:] == ["ask 2"]
     owner.replay(2)
     assert owner.told[-1] == "resume"
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     owner.live(1)
     assert owner.stream.counts.duplicates == 1
 
@@ -126,7 +126,7 @@ def test_a_batch_that_no_replay_has() -> None:
     for _ in range(3):
         assert owner.stream.phase is Phase.ASKING
         owner.replay(2)
-    assert owner.state[0] is Grade.CATCHING_UP
+    assert owner.state[0] is Confidence.CATCHING_UP
     assert owner.stream.phase is Phase.FOLLOWING
     owner.live(20)
     owner.wait(10.0)
@@ -148,7 +148,7 @@ def test_batches_of_an_older_connection_are_of_no_use() -> None:
     """They are not held against the replay either."""
     owner = connected()
     owner.live(7, process="B")
-    owner.stream.connected(0.0)
+    owner.stream.on_connected(0.0)
     owner.steps()
     owner.replay(0)
     assert owner.told == ["suspend", "ask 0", "ask 0", "apply 0", "resume"]
@@ -164,24 +164,24 @@ def test_messages_that_are_no_batches_are_said(replays: bool) -> None:
     owner = connected(replays=replays)
     if replays:
         owner.replay(0, 1)
-        assert owner.state == (Grade.EXACT, "joined at batch 0")
+        assert owner.state == (Confidence.EXACT, "joined at batch 0")
     else:
-        assert owner.state == (Grade.CATCHING_UP, "no replay endpoint")
+        assert owner.state == (Confidence.CATCHING_UP, "no replay endpoint")
     before = owner.state
     for _ in range(3):
         owner.stream.unreadable(FRAMES)
         owner.steps()
-    assert owner.state == (Grade.CATCHING_UP, FRAMES)
+    assert owner.state == (Confidence.CATCHING_UP, FRAMES)
     assert owner.stream.counts.malformed == 3
     owner.live(*([2] if replays else [0]))
-    assert owner.state == (before if replays else (Grade.EXACT, "joined at batch 0"))
-    owner.stream.disconnected("lost", owner.now_s)
-    owner.stream.connected(owner.now_s)
+    assert owner.state == (before if replays else (Confidence.EXACT, "joined at batch 0"))
+    owner.stream.on_disconnected("lost", owner.now_s)
+    owner.stream.on_connected(owner.now_s)
     owner.steps()
     owner.stream.unreadable(FRAMES)
     if replays:
         owner.replay(2)
-    assert owner.state == (Grade.CATCHING_UP, FRAMES)
+    assert owner.state == (Confidence.CATCHING_UP, FRAMES)
 
 
 def test_a_message_that_is_no_batch_beside_batches_is_counted_alone() -> None:
@@ -190,5 +190,5 @@ def test_a_message_that_is_no_batch_beside_batches_is_counted_alone() -> None:
     owner.live(3)
     owner.stream.unreadable(FRAMES)
     owner.live(4)
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert owner.stream.counts.malformed == 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.core.facts.placements import Grade
-from router.core.kv_events.replay import PROOFS_BURST
+from router.core.kv_events.replay_timer import PROOFS_BURST
 from router.core.kv_events.stream import (
     CONFIRM_BATCHES,
     KvStream,
@@ -14,6 +13,7 @@ from router.core.kv_events.stream import (
     StreamLimits,
     Suspend,
 )
+from router.core.types.placements import Confidence
 from tests.core.kv_events.streams import LIMITS, Owner, batch, connected, exact
 
 
@@ -28,7 +28,7 @@ def test_a_cut_or_silent_replay_is_asked_for_again() -> None:
         owner.wait(delay_s - 0.1)
         assert owner.stream.phase is Phase.ASKING
         owner.wait(0.1)
-    assert owner.state == (Grade.CATCHING_UP, "joined late, at batch 6: replay is not answered")
+    assert owner.state == (Confidence.CATCHING_UP, "joined late, at batch 6: replay is not answered")
     assert owner.numbers == [6]
     owner.wait(10.0)
     assert owner.told[-1] == "ask 0"
@@ -37,7 +37,7 @@ def test_a_cut_or_silent_replay_is_asked_for_again() -> None:
     assert owner.told[-1] == "ask 5"  # batch 6 came, so it must be there
     owner.replay(5, 6)
     assert owner.numbers == list(range(7))
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
 
 
 def test_a_hole_in_a_replay() -> None:
@@ -46,12 +46,12 @@ def test_a_hole_in_a_replay() -> None:
     owner.replay(0, 1, 4, end=False)
     assert owner.told[-1] == "ask 1"
     owner.replay(1, 2, 3, 4)
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     owner.live(9)
     for _ in range(3):
         owner.replay(4, 7, end=False)
     owner.replay(8, 9)
-    assert owner.state == (Grade.CATCHING_UP, "batches lost: the replay has none between batch 4 and batch 7")
+    assert owner.state == (Confidence.CATCHING_UP, "batches lost: the replay has none between batch 4 and batch 7")
     assert owner.numbers == [7, 8, 9]
 
 
@@ -61,7 +61,7 @@ def test_the_end_of_a_long_replay_is_asked_for_again() -> None:
     owner.replay(*range(CONFIRM_BATCHES))
     assert owner.told[-1] == f"ask {CONFIRM_BATCHES - 1}"
     owner.replay(CONFIRM_BATCHES - 1, CONFIRM_BATCHES)
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert len(owner.held) == CONFIRM_BATCHES + 1
 
 
@@ -76,7 +76,7 @@ def test_a_live_batch_shows_that_a_long_replay_is_whole(first_live: int, asks: b
     assert (owner.told[-1] == f"ask {CONFIRM_BATCHES - 1}") is asks
     if asks:
         owner.replay(*range(CONFIRM_BATCHES - 1, CONFIRM_BATCHES + 3))
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert owner.numbers == list(range(CONFIRM_BATCHES + 3))
 
 
@@ -108,18 +108,18 @@ def test_without_a_replay_endpoint(first: int) -> None:
     owner = connected(replays=False)
     owner.live(first)
     why = f"joined late, at batch {first}: no replay endpoint"
-    assert owner.state == ((Grade.CATCHING_UP, why) if first else (Grade.EXACT, "joined at batch 0"))
+    assert owner.state == ((Confidence.CATCHING_UP, why) if first else (Confidence.EXACT, "joined at batch 0"))
     owner.live(first + 3)
     assert owner.told == ["apply " + str(first), "clear", f"apply {first + 3}"]
-    assert owner.state[0] is Grade.CATCHING_UP
-    owner.stream.disconnected("gone", 0.0)
-    owner.stream.connected(0.0)
+    assert owner.state[0] is Confidence.CATCHING_UP
+    owner.stream.on_disconnected("gone", 0.0)
+    owner.stream.on_connected(0.0)
     owner.live(0, process="B")
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
     assert owner.numbers == [0]
     owner.stream.resync("distrusted", 0.0)
     owner.live(0, process="C")  # whether it is the first after all we cannot know
-    assert owner.state[0] is Grade.CATCHING_UP
+    assert owner.state[0] is Confidence.CATCHING_UP
 
 
 def test_what_is_in_doubt() -> None:
@@ -130,11 +130,11 @@ def test_what_is_in_doubt() -> None:
         return [step.doubt for step in owner.steps() if isinstance(step, Suspend)]
 
     owner = Owner(KvStream(True, LIMITS))
-    owner.stream.connected(0.0)
+    owner.stream.on_connected(0.0)
     assert doubts(owner) == [False]
-    owner.stream.disconnected("gone", 0.0)
+    owner.stream.on_disconnected("gone", 0.0)
     assert doubts(owner) == [True]
-    owner.stream.connected(0.0)
+    owner.stream.on_connected(0.0)
     assert doubts(owner) == []
     owner.replay(0, 1)
     assert not owner.stream.suspended
@@ -142,26 +142,26 @@ def test_what_is_in_doubt() -> None:
     assert doubts(owner) == [False]
     owner.replay(0, 1)
     for _ in range(2):
-        owner.stream.suspect("connection refused", 0.0)
+        owner.stream.verify("connection refused", 0.0)
         assert doubts(owner) == [True]
         owner.replay(1)
-    owner.stream.disconnected("gone", 0.0)
-    owner.stream.connected(0.0)
+    owner.stream.on_disconnected("gone", 0.0)
+    owner.stream.on_connected(0.0)
     assert doubts(owner) == [True]
     owner.asks.append(owner.asks[-1])
-    owner.stream.replayed(owner.asks[-1].token, 1, batch(1, "B"), 0.0)
+    owner.stream.on_replay_batch(owner.asks[-1].token, 1, batch(1, "B"), 0.0)
     assert doubts(owner) == [True]  # behind the clear
 
 
 def test_a_suspension_has_a_limit() -> None:
     """Then everything is forgotten, and the router works by its own estimate until there is a connection."""
     owner = exact()
-    owner.stream.disconnected("gone", 0.0)
+    owner.stream.on_disconnected("gone", 0.0)
     owner.wait(19.9)
     assert owner.numbers == [0, 1, 2]
     assert owner.stream.suspended
     owner.wait(0.1)
-    assert owner.state == (Grade.ESTIMATED, "event stream lost: gone")
+    assert owner.state == (Confidence.ESTIMATED, "event stream lost: gone")
     assert not owner.held
     assert not owner.stream.suspended
     owner.stream.connected(owner.now_s)
@@ -171,7 +171,7 @@ def test_a_suspension_has_a_limit() -> None:
         owner.wait(0.9)
     owner.replay(29)
     assert "clear" not in owner.told[-30:]
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
 
 
 def test_a_malformed_batch() -> None:
@@ -180,12 +180,12 @@ def test_a_malformed_batch() -> None:
     owner.stream.live(3, b"\xc1", 0.0)
     owner.steps()
     assert owner.told == ["clear"]
-    assert owner.state[0] is Grade.CATCHING_UP
+    assert owner.state[0] is Confidence.CATCHING_UP
     owner.live(4)
     assert owner.numbers == [4]
     owner.stream.live(5, batch(5, "A", "AllBlocksCleared"), 0.0)
     owner.steps()
-    assert owner.state[0] is Grade.EXACT
+    assert owner.state[0] is Confidence.EXACT
     assert owner.stream.counts.malformed == 1
 
 
@@ -195,7 +195,7 @@ def test_an_unreadable_event_lowers_the_grade_alone() -> None:
     owner.stream.live(3, msgspec.msgpack.encode([0.0, [{"type": "BlockStored"}], 0]), 0.0)
     owner.steps()
     assert owner.told == ["apply 3"]
-    assert owner.state == (Grade.CATCHING_UP, "events of batch 3 cannot be read")
+    assert owner.state == (Confidence.CATCHING_UP, "events of batch 3 cannot be read")
 
 
 def test_a_full_queue_loses_nothing() -> None:
@@ -207,7 +207,7 @@ def test_a_full_queue_loses_nothing() -> None:
     assert owner.stream.phase is Phase.ASKING
     owner.replay(2, 3, 4, 5)
     assert owner.numbers == list(range(6))
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")
 
 
 def test_answers_of_an_older_request_are_of_no_interest() -> None:
@@ -215,7 +215,7 @@ def test_answers_of_an_older_request_are_of_no_interest() -> None:
     owner = connected()
     old = owner.asks[-1].token
     owner.wait(1.0)
-    owner.stream.replayed(old, 0, batch(0, "B"), 0.0)
+    owner.stream.on_replay_batch(old, 0, batch(0, "B"), 0.0)
     owner.stream.replay_ended(old, 0.0)
     assert owner.steps() == []
     owner.replay(0)
@@ -243,4 +243,4 @@ def test_resync_forgets_and_joins_again() -> None:
     assert owner.stream.phase is Phase.ASKING
     owner.replay(1, 2)
     assert owner.numbers == [0, 1, 2]
-    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.state == (Confidence.EXACT, "joined at batch 0")

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from router.core.facts.legs import Handshake, PrefillLeg, Role
-from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.facts.requests import Ask, Prompt
-from router.core.facts.tiers import LEG
+from router.core.estimators.decode_step import StepModel
+from router.core.estimators.prefill import PrefillModel
+from router.core.estimators.tier_load import LoadModel
 from router.core.fleet.lease import Lease
-from router.core.learned.loads import LoadModel
-from router.core.learned.prefill import PrefillModel
-from router.core.learned.steps import StepModel
+from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain
+from router.core.prompts.block_keys import BLOCK_BYTES, Chain, chain
+from router.core.types.disagg_types import KvConnector, PrefillStage, Role
+from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
+from router.core.types.requests import Prompt, RequestSpec
+from router.core.types.tiers import LEG
 from tests.core.ready import router_of
 
 TOKENS = 20_000
@@ -56,10 +56,10 @@ class PairedFleet:
             self.router.observe_health(name, ok=True)
             self.router.observe_models(name, [ServedModel("m")])
 
-    def pair(self, handshake: Handshake = Handshake.NIXL) -> list[tuple[str, str]]:
+    def pair(self, handshake: KvConnector = KvConnector.NIXL) -> list[tuple[str, str]]:
         """Every replica shakes hands, and all pairs are warmed; returns those."""
         for name in self.roles:
-            self.router.prove_handshake(name, handshake, f"{name}:8998")
+            self.router.set_kv_connector(name, handshake, f"{name}:8998")
         warmed = list[tuple[str, str]]()
         while pairs := self.router.pairs_to_warm(self.now_s):
             for pair in pairs:
@@ -70,14 +70,16 @@ class PairedFleet:
     def place(self, seed: int = 0, tokens: int = TOKENS, *, may_split: bool = True, **how: Any) -> Lease:
         """Route a streaming request now."""
         wanted = self.wanted(seed, tokens, stream=bool(how.pop("stream", True)), may_split=may_split)
-        wanted.unseen = bool(how.pop("unseen", False))
+        wanted.response_bypasses_router = bool(how.pop("unseen", False))
         return self.router.route(wanted, self.now_s, **how)
 
-    def wanted(self, seed: int = 0, tokens: int = TOKENS, *, stream: bool = True, may_split: bool = True) -> Wanted:
+    def wanted(
+        self, seed: int = 0, tokens: int = TOKENS, *, stream: bool = True, may_split: bool = True
+    ) -> PlacementRequest:
         """A request."""
         prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
-        ask = Ask("m", prompt, stream=stream)
-        return Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
+        ask = RequestSpec("m", prompt, stream=stream)
+        return PlacementRequest(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
 
     def streams(self, *names: str, count: int = 4) -> list[Lease]:
         """Short prompts whose answers go on at these replicas."""
@@ -87,24 +89,24 @@ class PairedFleet:
             self.router.first_token(lease, self.now_s)
         return leases
 
-    def split(self, seed: int = 0, tokens: int = TOKENS, **how: Any) -> tuple[Lease, PrefillLeg]:
+    def split(self, seed: int = 0, tokens: int = TOKENS, **how: Any) -> tuple[Lease, PrefillStage]:
         """Route a request that goes in two legs."""
         lease = self.place(seed, tokens, **how)
         assert lease.receipt.leg is not None
         return lease, lease.receipt.leg
 
-    def prefilled(self, lease: Lease, cached_tokens: int = 0, ending: Ending = Ending.OK) -> None:
+    def prefilled(self, lease: Lease, cached_tokens: int = 0, ending: EndReason = EndReason.OK) -> None:
         """The prefill leg ends now."""
-        usage = Usage(lease.prompt_tokens, 1, cached_tokens) if ending is Ending.OK else None
-        self.router.prefilled(lease, Outcome(ending, usage), self.now_s)
+        usage = Usage(lease.prompt_tokens, 1, cached_tokens) if ending is EndReason.OK else None
+        self.router.finish_prefill(lease, Outcome(ending, usage), self.now_s)
 
-    def finish(self, lease: Lease, ending: Ending = Ending.OK) -> None:
+    def finish(self, lease: Lease, ending: EndReason = EndReason.OK) -> None:
         """The answer ends now."""
-        self.router.finish(lease, self.ok(lease) if ending is Ending.OK else Outcome(ending), self.now_s)
+        self.router.finish(lease, self.ok(lease) if ending is EndReason.OK else Outcome(ending), self.now_s)
 
     def ok(self, lease: Lease) -> Outcome:
         """A good end; the decoding engine counts all that came as cached, as by most handshakes."""
-        return Outcome(Ending.OK, Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1))
+        return Outcome(EndReason.OK, Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1))
 
     def serve(self, seed: int = 0, tokens: int = TOKENS, *, transfer_s: float = 0.25, **how: Any) -> Lease:
         """A request from its placement to its end, in as many legs as it gets."""
@@ -130,15 +132,15 @@ class PairedFleet:
         legs = self.router.fleet.legs
         return not (legs.open or legs.decoders) and not any(
             m.leases
-            or m.queue.waiting()
+            or m.queue.count_waiting()
             or m.queue.computing
             or m.decoding
             or m.context_tokens
             or m.clock.streams
             or m.live.own_tokens
             or m.live.unshared_blocks
-            or m.roomless
-            or m.coming
+            or m.waiting_for_kv
+            or m.awaiting_transfer
             or m.pending_ms(self.now_s)
             for m in members
         )

@@ -8,13 +8,13 @@ from random import Random
 from typing import Any
 
 from router.core.dialects import OPENAI
-from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.requests import Ask
 from router.core.fleet.lease import Lease
+from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import chain_of, ring_key
+from router.core.prompts.block_keys import chain_of, ring_key
+from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.requests import RequestSpec
 from tests.core.ready import ready
 
 MODEL = "m"
@@ -26,7 +26,7 @@ def words(seed: int, tokens: int) -> str:
     return "".join(f"{Random(f'{seed}:{n}').randrange(1_000):03d} " for n in range(tokens))
 
 
-def chat(*turns: str, system: str = "", **fields: Any) -> Ask:
+def chat(*turns: str, system: str = "", **fields: Any) -> RequestSpec:
     """A streaming conversation of alternating user and assistant messages."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
@@ -43,23 +43,27 @@ class World:
         self.now_s = 1_000.0
         ready(self.router, ids, MODEL)
 
-    def place(self, ask: Ask, *, session: str | None = None, model: str | None = MODEL, **how: Any) -> Lease:
+    def place(self, ask: RequestSpec, *, session: str | None = None, model: str | None = MODEL, **how: Any) -> Lease:
         """Route one request now."""
         chain = chain_of(ask, model or "")
         key = ring_key(ask, chain, session, b"body")
-        known = {name: how.pop(name) for name in ("tokens", "body_tokens", "sighting", "kin") if name in how}
-        return self.router.route(Wanted(ask, model, chain, key, **known), self.now_s, **how)
+        known = {name: how.pop(name) for name in ("tokens", "body_tokens", "sighting", "conversation") if name in how}
+        return self.router.route(PlacementRequest(ask, model, chain, key, **known), self.now_s, **how)
 
     def first_token(self, lease: Lease, *, after_s: float = 0.0) -> None:
         """The first token arrives."""
         self.now_s += after_s
         self.router.first_token(lease, self.now_s)
 
-    def finish(self, lease: Lease, ending: Ending = Ending.OK, usage: Usage | None = None, *, events: int = 0) -> None:
+    def finish(
+        self, lease: Lease, ending: EndReason = EndReason.OK, usage: Usage | None = None, *, events: int = 0
+    ) -> None:
         """The lease ends now."""
         self.router.finish(lease, Outcome(ending, usage, events), self.now_s)
 
-    def serve(self, ask: Ask, *, output_tokens: int = 10, cached_tokens: int | None = None, **how: Any) -> Lease:
+    def serve(
+        self, ask: RequestSpec, *, output_tokens: int = 10, cached_tokens: int | None = None, **how: Any
+    ) -> Lease:
         """Place, prefill as modelled, and end well; the engine counts four bytes a token."""
         lease = self.place(ask, **how)
         self.first_token(lease, after_s=lease.prefill_ms / 1e3)
@@ -67,7 +71,7 @@ class World:
         self.finish(lease, usage=Usage(prompt_tokens, output_tokens, cached_tokens))
         return lease
 
-    def depth(self, ask: Ask, id_: str) -> int:
+    def depth(self, ask: RequestSpec, id_: str) -> int:
         """Leading blocks of a prompt that a replica is believed to hold."""
         chain = chain_of(ask, MODEL)
         assert chain is not None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.common.placers import join, local_placer, warm_router
-from router.core.facts.placements import Grade
-from router.core.facts.replicas import Load, address_of, is_among
-from router.core.facts.requests import Ask
-from router.core.fleet.models import NoReplica
-from router.core.placement.wanted import Wanted
-from router.placer import LEFT
+from loadtest.common.in_process_router import join, local_placer, warm_router
+from router.core.fleet.models import NoReplicaReady
+from router.core.placement.placement_request import PlacementRequest
+from router.core.types.placements import Confidence
+from router.core.types.replicas import Load, address_of, matches_address
+from router.core.types.requests import RequestSpec
+from router.placement_api import LEFT
 
 
-def wanted(**more: object) -> Wanted:
+def wanted(**more: object) -> PlacementRequest:
     """A request for the model, without a prompt that is known."""
-    request = Wanted(Ask("m", stream=True), "m", None, "key")
+    request = PlacementRequest(RequestSpec("m", stream=True), "m", None, "key")
     for name, value in more.items():
         setattr(request, name, value)
     return request
@@ -34,9 +34,9 @@ def wanted(**more: object) -> Wanted:
 def test_addresses(id_: str, address: str) -> None:
     """A replica's address is its URL's host and port, the scheme's own where none is given; ranks share one."""
     assert address_of(id_) == address
-    assert is_among(id_, frozenset((address,)))
-    assert is_among(id_, frozenset((address.rpartition(":")[0],)))
-    assert not is_among(id_, frozenset(("10.0.0.1:1",)))
+    assert matches_address(id_, frozenset((address,)))
+    assert matches_address(id_, frozenset((address.rpartition(":")[0],)))
+    assert not matches_address(id_, frozenset(("10.0.0.1:1",)))
 
 
 def test_only_those_named_are_placed_on() -> None:
@@ -48,7 +48,7 @@ def test_only_those_named_are_placed_on() -> None:
         assert router.route(wanted(), 0.0, only=some).replica in names[1:3]
     assert router.route(wanted(), 0.0, only=some, exclude=frozenset((names[1],))).replica == names[2]
     for nobody in (frozenset[str](), frozenset(("10.9.9.9:1",))):
-        with pytest.raises(NoReplica):
+        with pytest.raises(NoReplicaReady):
             router.route(wanted(), 0.0, only=nobody)
 
 
@@ -58,13 +58,15 @@ async def test_a_subset_waits_for_its_own() -> None:
     names = join(router, 2, "m", Load())
     placer = local_placer(router, lambda: 0.0)
     first = frozenset((address_of(names[0]),))
-    lease = await placer.place(wanted(among=first), frozenset())
+    lease = await placer.place(wanted(allowed_addresses=first), frozenset())
     assert lease.replica == names[0]
     placer.finish(lease, LEFT, 0.0)
-    placer.made_response("resp_1", names[1], "")
-    with pytest.raises(NoReplica):
-        await placer.place(wanted(among=first, response_id="resp_1"), frozenset())
-    lease = await placer.place(wanted(among=frozenset((address_of(names[1]),)), response_id="resp_1"), frozenset())
+    placer.register_response_owner("resp_1", names[1], "")
+    with pytest.raises(NoReplicaReady):
+        await placer.place(wanted(allowed_addresses=first, response_id="resp_1"), frozenset())
+    lease = await placer.place(
+        wanted(allowed_addresses=frozenset((address_of(names[1]),)), response_id="resp_1"), frozenset()
+    )
     assert lease.replica == names[1]
 
 
@@ -73,12 +75,12 @@ def test_an_answer_that_goes_past_is_graded_and_not_waited_for() -> None:
     is `unseen`; and the member counts it."""
     router = warm_router()
     (name,) = join(router, 1, "m", Load())
-    lease = router.route(wanted(unseen=True), 0.0)
+    lease = router.route(wanted(response_bypasses_router=True), 0.0)
     assert not lease.streams
-    assert lease.receipt.grade is Grade.UNSEEN
+    assert lease.receipt.grade is Confidence.UNSEEN
     seen = router.route(wanted(), 0.0)
     assert seen.streams
-    assert seen.receipt.grade is Grade.ESTIMATED
+    assert seen.receipt.grade is Confidence.ESTIMATED
     member = router.member(name)
     assert member is not None
-    assert member.unseen_answers == 1
+    assert member.unobserved_responses == 1

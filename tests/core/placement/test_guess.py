@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from router.core.facts.placements import Usage
-from router.core.facts.replicas import Load
+from router.core.estimators.fleet_means import GUESS_LEAST, RING_GUESS_PRIOR
 from router.core.fleet.lease import Lease
-from router.core.learned.means import GUESS_LEAST, GUESS_RIGHT
 from router.core.placement.policies.warm import ELSEWHERE_MIN
 from router.core.placement.ring import Ring
+from router.core.types.placements import Usage
+from router.core.types.replicas import Load
 from tests.core.placement.placing import World, chat
 
 IDS = "abcd"
@@ -49,7 +49,7 @@ def answered(world: World, lease: Lease, cached_tokens: int | None, took: float)
 def test_alone_nothing_is_guessed() -> None:
     """Where engines count what we sent, or do not count, an unknown prompt is nobody's."""
     for world in (beside_others(1.0), World(IDS)):
-        assert world.router.fleet.elsewhere == 0
+        assert world.router.fleet.other_router_probability == 0
         leases = [unknown(world, seed) for seed in range(5_000, 5_010)]
         assert not any(lease.guessed for lease in leases)
 
@@ -110,14 +110,14 @@ def test_wrong_guesses_end(cached_tokens: int | None) -> None:
         guesses += lease.guessed
         answered(world, lease, cached_tokens, 1.0)
     assert guesses >= 60
-    assert world.router.fleet.elsewhere == GUESS_LEAST > ELSEWHERE_MIN
+    assert world.router.fleet.other_router_probability == GUESS_LEAST > ELSEWHERE_MIN
     for seed in range(6_000, 6_050):
         lease = unknown(world, seed)
         if lease.guessed:
             answered(world, lease, lease.prompt_tokens - 20, 1.0)
         else:
             answered(world, lease, cached_tokens, 1.0)
-    assert world.router.fleet.elsewhere > 2 * GUESS_LEAST
+    assert world.router.fleet.other_router_probability > 2 * GUESS_LEAST
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_wrong_guesses_end(cached_tokens: int | None) -> None:
 )
 def test_right_guesses_are_believed(usage: Callable[[Lease], int | None], took: float) -> None:
     """Each that finds most of its prompt raises the chance that is reckoned with; the engine's word goes first."""
-    world, chances = beside_others(2.0), [GUESS_RIGHT]
+    world, chances = beside_others(2.0), [RING_GUESS_PRIOR]
     for seed in range(5_000, 5_008):
         lease = unknown(world, seed)
         assert lease.guessed
         answered(world, lease, usage(lease), took)
-        chances.append(world.router.fleet.elsewhere)
+        chances.append(world.router.fleet.other_router_probability)
     assert chances == sorted(set(chances))
 
 
@@ -149,4 +149,4 @@ def test_an_answer_that_proves_nothing_teaches_nothing() -> None:
     world.now_s += 3.0
     world.finish(lease, usage=Usage(8_000, 5))
     assert lease.guessed
-    assert world.router.fleet.elsewhere == GUESS_RIGHT
+    assert world.router.fleet.other_router_probability == RING_GUESS_PRIOR

@@ -8,16 +8,16 @@ from random import Random
 import pytest
 
 from router.core.dialects import OPENAI
-from router.core.facts.placements import Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import OPAQUE_BYTES, Ask, Prompt
-from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens
+from router.core.estimators.token_ratio import BYTES_PER_TOKEN, ModelTokens
+from router.core.types.placements import Usage
+from router.core.types.replicas import Load
+from router.core.types.requests import OPAQUE_BYTES, Prompt, RequestSpec
 from tests.core.placement.placing import CHAT, MODEL, World, words
 
 IMAGE_TOKENS, KV_TOKENS = 1_500, 400_000
 
 
-def seen(n: int, *, text_tokens: int = 130) -> Ask:
+def seen(n: int, *, text_tokens: int = 130) -> RequestSpec:
     """A question about an image that nobody asked about before."""
     url = {"type": "image_url", "image_url": {"url": f"https://x/{n}.png"}}
     content = [url, {"type": "text", "text": words(n, text_tokens)}]
@@ -25,7 +25,7 @@ def seen(n: int, *, text_tokens: int = 130) -> Ask:
     return OPENAI.parse(CHAT, json.dumps(body).encode())
 
 
-def count(ask: Ask) -> int:
+def count(ask: RequestSpec) -> int:
     """The engine's count: four bytes of text to a token, and what an image has."""
     assert ask.prompt is not None
     parts = ask.prompt.opaque_bytes // OPAQUE_BYTES
@@ -37,7 +37,7 @@ def load(total: float) -> Load:
     return Load(running=0, waiting=0, kv_tokens_max=KV_TOKENS, block_tokens=16, prompt_tokens_total=total)
 
 
-def served(asks: list[Ask], *, told: bool = True) -> World:
+def served(asks: list[RequestSpec], *, told: bool = True) -> World:
     """One replica that answered these, and says what it counted, in its answers or at least on its page."""
     world, total = World("a"), 0.0
     world.router.observe_load("a", load(total), world.now_s)
@@ -62,7 +62,7 @@ def test_the_only_router_is_alone_whatever_an_image_has() -> None:
     """Its share of a replica's prompts is by what answers say; too short a guess does not look like another router."""
     world = served([seen(n) for n in range(60)])
     member = world.router.fleet.members["a"]
-    assert member.seen_prompt_tokens > 50_000
+    assert member.engine_prompt_tokens > 50_000
     assert member.share == 1.0
 
 
@@ -73,7 +73,7 @@ def test_long_answers_count_once_in_the_share() -> None:
     world.router.models.tokens(MODEL).observe(200_000, 400_000)  # half a byte to a token: guesses are much too long
     world.router.observe_load("a", load(total), world.now_s)
     for n in range(300):
-        ask = Ask(MODEL, Prompt(str(n).zfill(4_000).encode(), 4_000), stream=True)
+        ask = RequestSpec(MODEL, Prompt(str(n).zfill(4_000).encode(), 4_000), stream=True)
         held.append(world.place(ask))
         total += 2_000.0  # ours and as much of another router's
         world.router.observe_load("a", load(total), world.now_s)
@@ -81,7 +81,7 @@ def test_long_answers_count_once_in_the_share() -> None:
             world.finish(held.pop(0), usage=Usage(1_000, 10))
     member = world.router.fleet.members["a"]
     under_way = sum(lease.prompt_tokens - 1_000 for lease in held)
-    assert (member.sent_prompt_tokens - under_way) / member.seen_prompt_tokens == pytest.approx(0.5, abs=0.1)
+    assert (member.sent_prompt_tokens - under_way) / member.engine_prompt_tokens == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.long

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Replica, ServedModel
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import chain_of, ring_key
-from router.core.prompts.identity import Names
+from router.core.placement.placement_request import PlacementRequest
+from router.core.prompts.block_keys import chain_of, ring_key
+from router.core.prompts.cache_identity import CacheIdentities
+from router.core.types.replicas import Replica, ServedModel
 from tests.core.placement.placing import MODEL, World, chat, words
 from tests.support.examples import examples
 
@@ -20,9 +20,9 @@ def rows(*names: str, root: str | None = "/models/x") -> list[ServedModel]:
     return [ServedModel(name, root=root) for name in names]
 
 
-def known(*served: list[ServedModel]) -> Names:
+def known(*served: list[ServedModel]) -> CacheIdentities:
     """Names of a fleet whose replicas serve this."""
-    names = Names()
+    names = CacheIdentities()
     for n, each in enumerate(served):
         names.observe(f"r{n}", each)
     return names
@@ -34,13 +34,13 @@ def test_names_of_one_model_share_a_cache() -> None:
     world = World("abc")
     for id_ in "abc":
         world.router.observe_models(id_, [*rows("a", "b"), LORA])
-    known_as = world.router.models.names.known_as
+    known_as = world.router.models.names.cache_identity
     asks = [chat(words(1, 2_000)), chat(words(1, 2_000), "yes", words(2, 200))]
     placed = []
     for ask, name in zip(asks, "ab", strict=True):
         chain = chain_of(ask, known_as(name))
         key = ring_key(ask, chain, None, b"")
-        lease = world.router.route(Wanted(ask, name, chain, key), world.now_s)
+        lease = world.router.route(PlacementRequest(ask, name, chain, key), world.now_s)
         world.first_token(lease, after_s=1.0)
         world.finish(lease)
         placed.append((lease.replica, key))
@@ -56,26 +56,26 @@ def test_a_path_here_and_a_hub_there_is_one_model() -> None:
     """What `root` says is compared within a replica: one started from a path and one from a hub's name agree that both
     names are one, and a name alone stays what it is whatever its roots are."""
     both = known(rows("a", "b"), rows("a", "b", root="org/x"))
-    assert both.known_as("a") == both.known_as("b")
+    assert both.cache_identity("a") == both.cache_identity("b")
     alone = known(rows("a"), rows("a", root="org/x"), rows("c", root="org/x"))
-    assert [alone.known_as(name) for name in "ac"] == ["a", "c"]
+    assert [alone.cache_identity(name) for name in "ac"] == ["a", "c"]
 
 
 def test_whoever_tells_two_names_apart_is_believed() -> None:
     """A chain is made before its replica is known: what is two models on one replica is two on all."""
     parted = known(rows("a", "b"), [*rows("a"), *rows("b", root="/models/y")])
-    assert [parted.known_as(name) for name in "ab"] == ["a", "b"]
+    assert [parted.cache_identity(name) for name in "ab"] == ["a", "b"]
     parted.forget("r1")
-    assert parted.known_as("a") == parted.known_as("b")
+    assert parted.cache_identity("a") == parted.cache_identity("b")
 
 
 def test_an_adapter_is_apart_from_its_base_and_from_others() -> None:
     """Whatever path it was loaded from; and a name that is an adapter anywhere is nobody's other name."""
     adapters = [ServedModel(name, root="/models/x", parent="a") for name in ("l1", "l2")]
     names = known([*rows("a", "b"), *adapters])
-    assert [names.known_as(name) for name in ("l1", "l2")] == ["l1", "l2"]
+    assert [names.cache_identity(name) for name in ("l1", "l2")] == ["l1", "l2"]
     names.observe("r1", [ServedModel("b", root="/loras/b", parent="z"), *rows("z", root="/models/z")])
-    assert [names.known_as(name) for name in "ab"] == ["a", "b"]
+    assert [names.cache_identity(name) for name in "ab"] == ["a", "b"]
 
 
 def test_a_new_name_does_not_make_a_fleet_cold() -> None:
@@ -83,16 +83,16 @@ def test_a_new_name_does_not_make_a_fleet_cold() -> None:
     choose the smaller."""
     names = known(rows("m"), rows("m"))
     names.observe("r0", rows("alias", "m"))
-    assert [names.known_as(name) for name in ("m", "alias")] == ["m", "m"]
+    assert [names.cache_identity(name) for name in ("m", "alias")] == ["m", "m"]
     names.observe("r1", rows("alias", "m"))
-    assert [names.known_as(name) for name in ("m", "alias")] == ["m", "m"]
-    assert known(rows("alias", "m")).known_as("m") == "alias"
+    assert [names.cache_identity(name) for name in ("m", "alias")] == ["m", "m"]
+    assert known(rows("alias", "m")).cache_identity("m") == "alias"
 
 
 def test_engines_that_do_not_tell_a_root_serve_what_they_name() -> None:
     """Without `root` a name is its own; another row may name it as its root."""
     names = known([ServedModel("a"), ServedModel("b"), ServedModel("c", root="a")])
-    assert [names.known_as(name) for name in "abc"] == ["a", "b", "a"]
+    assert [names.cache_identity(name) for name in "abc"] == ["a", "b", "a"]
 
 
 REPLICAS = st.dictionaries(
@@ -107,7 +107,7 @@ def test_names_that_are_one_are_one_everywhere(
 ) -> None:
     """However replicas come, change and leave: two names with one stand-in are never two models on one replica, the
     stand-in is served, and what is remembered is what a fresh look at the fleet groups alike."""
-    names, fleet = Names(), {}
+    names, fleet = CacheIdentities(), {}
     for replica, served in changes:
         if served is None:
             fleet.pop(replica, None)
@@ -119,16 +119,16 @@ def test_names_that_are_one_are_one_everywhere(
         means: dict[str, object] = {}
         for row in table:
             root = (row.root or row.name, row.name if row.parent else "")
-            assert means.setdefault(names.known_as(row.name), root) == root
-    fresh = Names()
+            assert means.setdefault(names.cache_identity(row.name), root) == root
+    fresh = CacheIdentities()
     for replica, table in fleet.items():
         fresh.observe(replica, table)
     all_names = {row.name for table in fleet.values() for row in table}
     for one in all_names:
-        assert names.known_as(one) in all_names
+        assert names.cache_identity(one) in all_names
         for other in all_names:
-            same = names.known_as(one) == names.known_as(other)
-            assert same == (fresh.known_as(one) == fresh.known_as(other))
+            same = names.cache_identity(one) == names.cache_identity(other)
+            assert same == (fresh.cache_identity(one) == fresh.cache_identity(other))
 
 
 def test_models_of_a_replica_that_left_are_forgotten() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.core.facts.legs import PairSeen, PairState
-from router.core.facts.placements import Ending, Outcome
-from router.core.fleet.legs import PAIR_REST_S
+from router.core.fleet.disagg_pairs import PAIR_REST_S
+from router.core.types.disagg_types import PairState, PairStatus
+from router.core.types.placements import EndReason, Outcome
 from tests.core.placement.paired import PairedFleet
 
 
-def seen(fleet: PairedFleet, pairs_max: int = 100) -> dict[tuple[str, str], PairSeen]:
+def seen(fleet: PairedFleet, pairs_max: int = 100) -> dict[tuple[str, str], PairStatus]:
     """By replicas (prefill, decode), in order."""
     pairs, in_all = fleet.router.pairs(pairs_max, fleet.now_s)
     assert len(pairs) == min(in_all, pairs_max)
@@ -31,13 +31,13 @@ def test_a_pair_counts_its_requests() -> None:
     done, failed, stalled, left = [fleet.split(seed) for seed in range(4)]
     fleet.prefilled(done[0])
     fleet.finish(done[0])
-    fleet.prefilled(failed[0], ending=Ending.FAILED)
-    fleet.prefilled(failed[0], ending=Ending.FAILED)
-    fleet.finish(failed[0], Ending.CLIENT_LEFT)
+    fleet.prefilled(failed[0], ending=EndReason.FAILED)
+    fleet.prefilled(failed[0], ending=EndReason.FAILED)
+    fleet.finish(failed[0], EndReason.CLIENT_LEFT)
     fleet.prefilled(stalled[0])
     fleet.router.pair_broke(stalled[1].replica, stalled[0].replica, now_s=fleet.now_s)
-    fleet.finish(stalled[0], Ending.REFUSED_BY_ENGINE)
-    fleet.router.finish(left[0], Outcome(Ending.CLIENT_LEFT), fleet.now_s)
+    fleet.finish(stalled[0], EndReason.REFUSED_BY_ENGINE)
+    fleet.router.finish(left[0], Outcome(EndReason.CLIENT_LEFT), fleet.now_s)
     pairs = seen(fleet)
     went = Counter((leg.replica, lease.replica) for lease, leg in (done, failed, stalled, left))
     assert {name: pair.sent for name, pair in pairs.items() if pair.sent} == went
@@ -60,7 +60,7 @@ def test_those_in_trouble_come_first() -> None:
     fleet.router.pair_broke("q", "e", now_s=fleet.now_s)
     pairs = seen(fleet)
     assert next(iter(pairs)) == ("q", "e")
-    assert pairs["q", "e"].state is PairState.RESTING
+    assert pairs["q", "e"].state is PairState.COOLDOWN
     assert pairs["q", "e"].rests_s == PAIR_REST_S
     sent = [pair.sent for pair in list(pairs.values())[1:]]
     assert sent == sorted(sent, reverse=True)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.policies import POLICIES, Policy
-from router.core.placement.policies.warm import DECODING, HELD_WORTH, Warm, Weights, price
+from router.core.placement.policies.warm import DECODING, DEFER_RATIO, Warm, Weights, price
 from router.core.placement.ring import Ring
+from router.core.types.placements import Candidate, Confidence, PlacementContext, PolicyDecision
 from tests.support.examples import examples
 from tests.support.records import replace
 
@@ -33,24 +33,26 @@ def market(
     backlog: float = 0.0,
     home: str = "",
     elsewhere: float = 0.0,
-) -> Market:
+) -> PlacementContext:
     """Learned at 10,000 tokens/s: the band is the time of 1,500 tokens, the unit that of 16,000."""
-    return Market(key, tie_ms, 1_620.0, backlog, backlog, home=home, elsewhere=elsewhere)
+    return PlacementContext(
+        key, tie_ms, 1_620.0, backlog, backlog, last_replica=home, other_router_probability=elsewhere
+    )
 
 
-def chosen(asked: Market, candidates: Sequence[Candidate], policy: Policy | None = None) -> Choice:
+def chosen(asked: PlacementContext, candidates: Sequence[Candidate], policy: Policy | None = None) -> PolicyDecision:
     """The choice of a policy, `warm` unless told otherwise, where these are all replicas."""
     return (policy or Warm()).choose(whole(asked, candidates), candidates)
 
 
-def whole(asked: Market, candidates: Sequence[Candidate]) -> Market:
+def whole(asked: PlacementContext, candidates: Sequence[Candidate]) -> PlacementContext:
     """The market where these are all replicas."""
     return replace(asked, replicas=len(candidates), in_flight=sum(c.in_flight for c in candidates))
 
 
-def price_of(c: Candidate, asked: Market) -> float:
+def price_of(c: Candidate, asked: PlacementContext) -> float:
     """As `warm` has it."""
-    return price(c, Weights.of(asked))
+    return price(c, Weights.from_context(asked))
 
 
 FLEETS = st.lists(
@@ -87,7 +89,7 @@ QUESTIONS = st.builds(
 @given(fleets=st.lists(st.tuples(QUESTIONS, FLEETS), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=examples(30))
 def test_a_policy_chooses_a_candidate_and_can_be_repeated(
-    name: str, fleets: list[tuple[Market, list[Candidate]]]
+    name: str, fleets: list[tuple[PlacementContext, list[Candidate]]]
 ) -> None:
     """Whatever comes, the choice is one of the candidates, and a second run of the same questions is the same."""
     first, second = POLICIES[name](), POLICIES[name]()
@@ -141,16 +143,16 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
 
 @given(asked=QUESTIONS, candidates=FLEETS)
 @settings(deadline=None)
-def test_warm_never_leaves_the_tie_band(asked: Market, candidates: list[Candidate]) -> None:
+def test_warm_never_leaves_the_tie_band(asked: PlacementContext, candidates: list[Candidate]) -> None:
     """Neither the ring nor a home nor a holder overrides a price outside the band; alone in it is no tie. What may be
     held is worth its chance of what it would save."""
     choice, asked = chosen(asked, candidates), whole(asked, candidates)
     prices = {c.id: price_of(c, asked) for c in candidates}
     if choice.guessed:
         (guess,) = (c for c in candidates if c.id == choice.id)
-        decoding_ms = Weights.of(asked).decoding * DECODING * (guess.decode_ms + guess.slowed_ms)
+        decoding_ms = Weights.from_context(asked).decoding * DECODING * (guess.decode_ms + guess.slowed_ms)
         unsaved_ms = max(guess.pending_ms, guess.kv_wait_ms) + decoding_ms
-        saved_ms = asked.elsewhere * (prices[guess.id] - unsaved_ms + guess.uncached_ms)
+        saved_ms = asked.other_router_probability * (prices[guess.id] - unsaved_ms + guess.uncached_ms)
         assert prices[guess.id] - saved_ms - min(prices.values()) <= asked.tie_ms + 1e-6
         return
     band = [id_ for id_, ms in prices.items() if ms - min(prices.values()) <= asked.tie_ms]
@@ -231,19 +233,19 @@ def test_eviction_has_a_price() -> None:
 
 
 def test_what_would_thrash_is_held_back_while_the_fleet_is_busy() -> None:
-    """A miss that makes others repeat more than HELD_WORTH of its own work is held while each replica has three units
+    """A miss that makes others repeat more than DEFER_RATIO of its own work is held while each replica has three units
     of prefill before it, on the mean, and never below that, nor where half of them have none; where most of it is
     cached, where it is short, and where it does no such harm, it goes at once."""
     miss = {"cached_tokens": 1_000, "uncached_tokens": 9_000, "uncached_ms": 900.0}
-    thrashing = candidate(IDS[0], **miss, evicted_ms=1.01 * HELD_WORTH * 900.0)
+    thrashing = candidate(IDS[0], **miss, evicted_ms=1.01 * DEFER_RATIO * 900.0)
     for backlog, hold in ((9.0, True), (3.0, True), (2.99, False), (1.0, False), (0.0, False)):
         assert chosen(market(backlog=backlog), [thrashing]).hold_back is hold
     few_wait = replace(market(backlog=9.0), median_backlog=0.9)
     assert not chosen(few_wait, [thrashing]).hold_back
-    for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_ms": 0.99 * HELD_WORTH * 900.0}):
+    for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_ms": 0.99 * DEFER_RATIO * 900.0}):
         assert not chosen(market(backlog=3.0), [replace(thrashing, **change)]).hold_back
     elsewhere = candidate(IDS[1], **miss)
-    assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == Choice(IDS[1])
+    assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == PolicyDecision(IDS[1])
 
 
 def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
@@ -254,9 +256,9 @@ def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
         place = Ring().walk(asked.ring_key, dict.fromkeys(IDS))[0]
         others = [candidate(id_, uncached_ms=2_000.0) for id_ in IDS if id_ != place]
         busy = candidate(place, uncached_ms=2_000.0, pending_ms=1_000.0, in_flight=9)
-        assert chosen(asked, [*others, busy]) == Choice(place, tied=True, guessed=True)
+        assert chosen(asked, [*others, busy]) == PolicyDecision(place, tied=True, guessed=True)
         for known in (
-            [*others, replace(busy, grade=Grade.EXACT)],
+            [*others, replace(busy, grade=Confidence.EXACT)],
             [replace(others[0], cached_tokens=900, uncached_tokens=100, uncached_ms=200.0), *others[1:], busy],
         ):
             choice = chosen(asked, known)
@@ -304,7 +306,7 @@ def test_of_equal_holders_one_can_begin_first(field: str) -> None:
         holders = [replace(hot, id=id_, **{field: 10.0 * (1 + (n + i) % 6)}) for i, id_ in enumerate(IDS)]
         soonest = IDS[-n % 6]
         busier = [replace(c, in_flight=23) if c.id == soonest else c for c in holders]
-        assert chosen(market(f"session-{n}"), busier) == Choice(soonest, tied=True)
+        assert chosen(market(f"session-{n}"), busier) == PolicyDecision(soonest, tied=True)
         crowded = [replace(c, in_flight=40) if c.id == soonest else c for c in holders]
         assert chosen(market(f"session-{n}"), crowded).id == IDS[(1 - n) % 6]
         alike = [replace(c, in_flight=19) if c.id == IDS[3] else c for c in (replace(hot, id=id_) for id_ in IDS)]
@@ -316,12 +318,12 @@ def test_a_router_takes_its_own_of_equal_holders_first() -> None:
     three; where its own have to wait, another one is taken."""
     hot = candidate("", cached_tokens=8_000, uncached_tokens=800, uncached_ms=60.0, in_flight=20)
     holders = [replace(hot, id=id_, in_flight=22 if id_ == IDS[4] else 20) for id_ in IDS]
-    asked = replace(market(), own=frozenset({IDS[4]}))
-    assert chosen(asked, holders) == Choice(IDS[4], tied=True)
+    asked = replace(market(), preferred_replicas=frozenset({IDS[4]}))
+    assert chosen(asked, holders) == PolicyDecision(IDS[4], tied=True)
     assert chosen(market(), holders).id != IDS[4]
     for busier in ({"in_flight": 23}, {"pending_ms": 10.0}):
         some = [replace(c, **busier) if c.id == IDS[4] else c for c in holders]
-        assert chosen(asked, some) == chosen(market(), some) != Choice(IDS[4], tied=True)
+        assert chosen(asked, some) == chosen(market(), some) != PolicyDecision(IDS[4], tied=True)
 
 
 def test_a_conversation_goes_home_in_the_band_only() -> None:
@@ -333,22 +335,22 @@ def test_a_conversation_goes_home_in_the_band_only() -> None:
         assert IDS[1] not in {chosen(asked, [*others, elsewhere]).id for asked in questions}
     busy = [replace(c, in_flight=5) for c in [*others, home]]
     assert {chosen(asked, busy).id for asked in questions} == {IDS[1]}
-    gone = [replace(asked, home="http://gone") for asked in questions]
+    gone = [replace(asked, last_replica="http://gone") for asked in questions]
     assert len({chosen(asked, [candidate(id_) for id_ in IDS]).id for asked in gone}) > 2
 
 
 def test_a_newcomer_goes_where_its_agent_s_words_let_it_be_expected() -> None:
     """In the band a prompt without a home goes to the expected replica, if no other one holds more of it and that is
     under the load bound; to its home before that."""
-    expected = replace(market("session"), expected=IDS[1])
+    expected = replace(market("session"), expected_replica=IDS[1])
     others = [candidate(IDS[0]), candidate(IDS[2])]
     for held in (0, 300, 600):
         there = candidate(IDS[1], cached_tokens=held, uncached_tokens=1_000 - held, in_flight=1)
-        assert chosen(expected, [*others, there]) == Choice(IDS[1], tied=True)
+        assert chosen(expected, [*others, there]) == PolicyDecision(IDS[1], tied=True)
         deeper = replace(others[0], cached_tokens=held + 500, uncached_tokens=500 - held)
         if held < 500:
             assert chosen(expected, [deeper, others[1], there]).id == IDS[0]
-        assert chosen(replace(expected, home=IDS[2]), [*others, there]).id == IDS[2]
+        assert chosen(replace(expected, last_replica=IDS[2]), [*others, there]).id == IDS[2]
         for elsewhere in (replace(there, in_flight=20), replace(there, pending_ms=400.0)):
             assert chosen(expected, [*others, elsewhere]).id != IDS[1]
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.core.facts.placements import Ending, Grade, Outcome, Reason, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.facts.requests import Ask, Prompt
-from router.core.facts.tiers import CPU, PEER
-from router.core.fleet import stuck
+from router.core.estimators.tier_load import LoadModel
+from router.core.fleet import stall_detector
 from router.core.fleet.lease import Lease
-from router.core.kv_events.decoding import Cleared, Removed, Stored
-from router.core.learned.loads import LoadModel
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import Chain, token_chain, token_root
+from router.core.kv_events.batch_decoder import Cleared, Removed, Stored
+from router.core.placement.placement_request import PlacementRequest
+from router.core.prompts.block_keys import Chain, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
+from router.core.types.placements import Confidence, EndReason, Outcome, PlacementReason, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
+from router.core.types.requests import Prompt, RequestSpec
+from router.core.types.tiers import CPU, PEER
 from tests.core.placement.tiered_fleet import PULL_GUESS, TOKENS, TieredFleet
 from tests.core.ready import router_of
 from tests.support.examples import examples
@@ -31,7 +31,7 @@ def _fleet(names: str = "abc") -> TieredFleet:
     """Replicas that send each other what their memory holds; `a` has a prompt there and on its GPU."""
     fleet = TieredFleet(names)
     for name in names:
-        fleet.router.prove_peer(name, f"{name}:5710")
+        fleet.router.set_p2p_address(name, f"{name}:5710")
     fleet.says("a", "GPU", "CPU")
     return fleet
 
@@ -52,7 +52,7 @@ def test_a_pull_beats_waiting_and_computing() -> None:
     assert pull is not None
     assert (lease.replica in "bc", pull.source, pull.address, pull.tokens) == (True, "a", "a:5710", TOKENS)
     assert pull.fetch_ms == pytest.approx(PULL_GUESS.ms(TOKENS))
-    assert (lease.receipt.reason, lease.receipt.spill) == (Reason.PULL, "")
+    assert (lease.receipt.reason, lease.receipt.spill) == (PlacementReason.PULL, "")
     assert (lease.receipt.predicted_cached_tokens, lease.cached_tokens) == (TOKENS, TOKENS)
     assert lease.expected_ms == pytest.approx(pull.fetch_ms + pull.uncached_ms)
 
@@ -76,13 +76,13 @@ def test_what_only_a_gpu_holds_is_not_pulled() -> None:
     """The source's GPU has all of it and its memory a half: a half comes."""
     fleet = TieredFleet("ab")
     for name in "ab":
-        fleet.router.prove_peer(name, f"{name}:5710")
+        fleet.router.set_p2p_address(name, f"{name}:5710")
     fleet.says("a", "GPU")
     _busy(fleet, "a")
     assert fleet.place().receipt.pull is None
     fleet = TieredFleet("ab")
     for name in "ab":
-        fleet.router.prove_peer(name, f"{name}:5710")
+        fleet.router.set_p2p_address(name, f"{name}:5710")
     fleet.says("a", "GPU")
     fleet.says("a", "CPU", blocks=500)
     _busy(fleet, "a")
@@ -101,7 +101,7 @@ def test_a_source_that_rests_is_left_alone() -> None:
     fleet.says("a", "GPU", "CPU", seed=1)
     assert fleet.place(only="b", seed=1).receipt.pull is not None
     fleet.says("a", "GPU", "CPU", seed=2)
-    fleet.router.prove_peer("a", "")
+    fleet.router.set_p2p_address("a", "")
     assert fleet.place(only="b", seed=2).receipt.pull is None
 
 
@@ -121,7 +121,7 @@ def test_pulls_from_one_source_are_a_queue() -> None:
     assert pulls.pending_ms("a", "c", fleet.now_s) == pytest.approx(1.5 * took_ms)
     fleet.router.first_token(first, fleet.now_s)
     assert pulls.pending_ms("a", "c", fleet.now_s) == pytest.approx(took_ms)
-    fleet.router.finish(second, Outcome(Ending.CLIENT_LEFT), fleet.now_s)
+    fleet.router.finish(second, Outcome(EndReason.CLIENT_LEFT), fleet.now_s)
     assert pulls.pending_ms("a", "c", fleet.now_s) == 0.0
     for seed in (2, 3):
         fleet.says("a", "GPU", "CPU", seed=seed)
@@ -139,7 +139,7 @@ def test_a_replica_that_leaves_ends_its_pulls() -> None:
         lease = fleet.place(only="b")
         assert lease.receipt.pull is not None
         fleet.router.replace(Replica(name) for name in "abc" if name != gone)
-        fleet.router.finish(lease, Outcome(Ending.FAILED), fleet.now_s)
+        fleet.router.finish(lease, Outcome(EndReason.FAILED), fleet.now_s)
         peers = fleet.router.fleet.pulls.peers
         assert gone not in peers
         assert not any(len(link) for peer in peers.values() for link in (peer.outgoing, peer.incoming))
@@ -171,7 +171,7 @@ def test_a_pull_that_brought_nothing_teaches_nothing() -> None:
     fleet.answers(lease, 2.0, 0)
     assert not fleet.router.fleet.pulls._fits
     assert fleet.router.knowledge.checks("b") == (1, 1)
-    assert fleet.router.knowledge.grade_of("b")[0] is Grade.EXACT
+    assert fleet.router.knowledge.grade_of("b")[0] is Confidence.EXACT
 
 
 def test_a_replica_that_pulls_is_not_late() -> None:
@@ -185,8 +185,8 @@ def test_a_replica_that_pulls_is_not_late() -> None:
     assert lease.receipt.pull is not None
     quick = fleet.place(only="b", seed=50)
     assert quick.receipt.pull is None
-    assert not stuck.is_late(member, lease, fleet.now_s + 200.0, 3.0)
-    assert stuck.is_late(member, quick, fleet.now_s + 200.0, 3.0)
+    assert not stall_detector.is_late(member, lease, fleet.now_s + 200.0, 3.0)
+    assert stall_detector.is_late(member, quick, fleet.now_s + 200.0, 3.0)
 
 
 def test_without_peers_nothing_is_different() -> None:
@@ -277,8 +277,8 @@ class _History:
             self._change("prove", name, 0)
 
     def _join(self, name: str) -> None:
-        self.router.knowledge.untokened(name, "")
-        self.router.knowledge.grade(name, Grade.EXACT, "joined", self.now_s)
+        self.router.knowledge.set_untokenizable(name, "")
+        self.router.knowledge.grade(name, Confidence.EXACT, "joined", self.now_s)
         self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         self._event("store", name, 2, 1, "GPU", 0, 1)  # a salted block: it is an engine whose events name salts
 
@@ -320,10 +320,10 @@ class _History:
 
     def _change(self, what: str, name: str, count: int) -> None:
         if what == "prove":
-            self.router.prove_peer(name, f"{name}:5710")
+            self.router.set_p2p_address(name, f"{name}:5710")
             self.truth.proved.add(name)
         elif what == "doubt":
-            self.router.prove_peer(name, "")
+            self.router.set_p2p_address(name, "")
             self.truth.proved.discard(name)
             self.truth.resting_s.pop(name, None)
         elif what == "rest":
@@ -339,13 +339,13 @@ class _History:
         ids, keys = _keys(prompt, identity)
         adapter, salt = IDENTITIES[identity]
         token_prompt = TokenPrompt(ids, adapter, salt, {BLOCK: keys})
-        ask = Ask("m", Prompt(text=b"", first_user_end=0, skipped_bytes=len(ids)), stream=True)
-        wanted = Wanted(ask, adapter or "m", Chain([], 0, prompt, (), 0), "key", token_prompt)
+        ask = RequestSpec("m", Prompt(text=b"", first_user_end=0, skipped_bytes=len(ids)), stream=True)
+        wanted = PlacementRequest(ask, adapter or "m", Chain([], 0, prompt, (), 0), "key", token_prompt)
         lease = self.router.route(wanted, self.now_s, only=only or None)
         self._check(lease, keys)
         if ending != "open":
             self.router.first_token(lease, self.now_s + tokens / 1e3)
-            how = Ending.OK if ending == "ok" else Ending.CLIENT_LEFT
+            how = EndReason.OK if ending == "ok" else EndReason.CLIENT_LEFT
             usage = Usage(len(ids) // 4, 3, lease.cached_tokens) if ending == "ok" else None
             self.router.finish(lease, Outcome(how, usage), self.now_s + tokens / 1e3)
 

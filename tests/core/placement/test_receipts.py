@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Candidate
 from router.core.fleet.lease import Lease
-from router.core.placement.receipts import KEPT_MAX, NEXT, kept
+from router.core.placement.receipts import KEPT_MAX, NEXT, trim_candidates
+from router.core.types.placements import Candidate
 from tests.core.placement.placing import World, chat, words
 
 NUMBERS = st.integers(0, 3)
@@ -29,7 +29,7 @@ def test_those_that_tell_most_are_kept(found: list[tuple[int, int, int]], which:
     next cheapest, each once and in the order in which they were weighed."""
     all_ = [candidate(n, *each) for n, each in enumerate(found)]
     chosen = all_[which % len(all_)]
-    told = kept(all_, chosen)
+    told = trim_candidates(all_, chosen)
     assert list(told) == [c for c in all_ if c in told]
     if len(all_) <= KEPT_MAX:
         assert list(told) == all_

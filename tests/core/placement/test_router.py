@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from router.core.dialects import OPENAI
-from router.core.facts.placements import Ending, Grade, Reason
-from router.core.facts.replicas import Load, Replica, ServedModel
-from router.core.facts.requests import Ask
-from router.core.fleet.models import NoReplica, UnknownModel
-from router.core.prompts import blocks
+from router.core.fleet.models import NoReplicaReady, UnknownModel
+from router.core.prompts import block_keys
+from router.core.types.placements import Confidence, EndReason, PlacementReason
+from router.core.types.replicas import Load, Replica, ServedModel
+from router.core.types.requests import RequestSpec
 from tests.core.placement.placing import MODEL, World, chat, words
 from tests.support.records import replace
 
@@ -17,7 +17,11 @@ LONG = words(1, 8_000)
 def test_a_cold_prompt_says_so() -> None:
     """Nobody holds anything: reason cold, nothing predicted, every candidate on the receipt."""
     receipt = World().place(chat(LONG)).receipt
-    assert (receipt.reason, receipt.predicted_cached_tokens, receipt.grade) == (Reason.COLD, 0, Grade.ESTIMATED)
+    assert (receipt.reason, receipt.predicted_cached_tokens, receipt.grade) == (
+        PlacementReason.COLD,
+        0,
+        Confidence.ESTIMATED,
+    )
     assert [c.id for c in receipt.candidates] == list("abcd")
     assert receipt.prompt_tokens == pytest.approx(8_000, rel=0.01)
 
@@ -30,7 +34,7 @@ def test_the_next_turn_goes_to_whoever_holds_the_last() -> None:
     for turn in range(1, 6):
         turns += [words(100 + turn, 300), words(200 + turn, 300)]
         lease = world.serve(chat(*turns), session=str(turn))
-        assert (lease.replica, lease.receipt.reason) == (home, Reason.WARM)
+        assert (lease.replica, lease.receipt.reason) == (home, PlacementReason.WARM)
         predicted.append(lease.cached_tokens)
         assert lease.prompt_tokens - lease.cached_tokens < 1_000
     assert predicted == sorted(predicted)
@@ -44,7 +48,7 @@ def test_a_long_queue_spills(ids: str) -> None:
     for n in range(8):
         world.place(chat(words(50 + n, 8_000)), only=home)
     lease = world.place(chat(LONG, "yes", "and?"))
-    assert lease.receipt.reason is Reason.SPILL
+    assert lease.receipt.reason is PlacementReason.SPILL
     assert lease.replica != home
 
 
@@ -54,7 +58,7 @@ def test_a_short_prompt_may_go_anywhere() -> None:
     home = world.serve(chat("x", system=system)).replica
     leases = [world.place(chat(words(n, 400), system=system), session=str(n)) for n in range(10, 30)]
     reasons = {lease.receipt.reason for lease in leases if lease.replica != home}
-    assert Reason.TIE in reasons
+    assert PlacementReason.TIE in reasons
     assert len({lease.replica for lease in leases}) == 4
 
 
@@ -71,7 +75,7 @@ def test_short_conversations_stay_where_they_are() -> None:
 
 def test_one_candidate_is_the_only_one() -> None:
     """Reason only: no choice was made."""
-    assert World("a").place(chat(LONG)).receipt.reason is Reason.ONLY
+    assert World("a").place(chat(LONG)).receipt.reason is PlacementReason.ONLY
 
 
 def test_a_request_that_belongs_to_a_replica_goes_there() -> None:
@@ -80,7 +84,7 @@ def test_a_request_that_belongs_to_a_replica_goes_there() -> None:
     for _ in range(20):
         assert world.place(chat(LONG), only="c").replica == "c"
     world.router.observe_health("c", ok=False, proof=True)
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         world.place(chat(LONG), only="c")
 
 
@@ -90,8 +94,8 @@ def test_a_retry_goes_elsewhere() -> None:
     home = world.serve(chat(LONG)).replica
     retry = world.place(chat(LONG), exclude=frozenset({home}))
     assert retry.replica != home
-    assert retry.receipt.reason is Reason.RETRY
-    with pytest.raises(NoReplica):
+    assert retry.receipt.reason is PlacementReason.RETRY
+    with pytest.raises(NoReplicaReady):
         world.place(chat(LONG), exclude=frozenset("abcd"))
 
 
@@ -112,7 +116,7 @@ def test_a_policy_blind_to_caches_says_so() -> None:
     world = World("ab", "round_robin")
     leases = [world.serve(chat(LONG)) for _ in range(4)]
     assert [lease.replica for lease in leases] == list("abab")
-    assert {lease.receipt.reason for lease in leases} == {Reason.POLICY}
+    assert {lease.receipt.reason for lease in leases} == {PlacementReason.POLICY}
     assert leases[3].receipt.predicted_cached_tokens > 7_000
 
 
@@ -121,9 +125,9 @@ def test_only_replicas_that_serve_the_model_are_asked() -> None:
     world = World()
     world.router.observe_models("b", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
     assert world.place(chat(LONG), model="lora").replica == "b"
-    assert {world.place(Ask(None), model=None, body_tokens=5_000).replica for _ in range(12)} == set("abcd")
+    assert {world.place(RequestSpec(None), model=None, body_tokens=5_000).replica for _ in range(12)} == set("abcd")
     world.router.observe_models("b", [])
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         world.place(chat(LONG), model="lora")
 
 
@@ -141,7 +145,7 @@ def test_model_names_are_resolved() -> None:
         resolve(None)
     for id_ in "ab":
         world.router.observe_health(id_, ok=False, proof=True)
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         resolve(MODEL)
 
 
@@ -174,24 +178,24 @@ def test_a_failed_burst_is_not_believed() -> None:
     leases = [world.place(chat(LONG), only="a") for _ in range(5)]
     assert world.depth(chat(LONG), "a") == 62
     for lease in leases:
-        world.finish(lease, Ending.FAILED)
+        world.finish(lease, EndReason.FAILED)
     assert world.depth(chat(LONG), "a") == 0
 
 
 @pytest.mark.parametrize(
     ("ending", "stream", "first_token", "held"),
     [
-        (Ending.OK, True, True, True),
-        (Ending.OK, False, False, True),
-        (Ending.FAILED, True, False, False),
-        (Ending.FAILED, True, True, True),
-        (Ending.REFUSED_BY_ENGINE, True, False, False),
-        (Ending.CLIENT_LEFT, True, False, False),
-        (Ending.CLIENT_LEFT, True, True, True),
-        (Ending.CLIENT_LEFT, False, False, True),
+        (EndReason.OK, True, True, True),
+        (EndReason.OK, False, False, True),
+        (EndReason.FAILED, True, False, False),
+        (EndReason.FAILED, True, True, True),
+        (EndReason.REFUSED_BY_ENGINE, True, False, False),
+        (EndReason.CLIENT_LEFT, True, False, False),
+        (EndReason.CLIENT_LEFT, True, True, True),
+        (EndReason.CLIENT_LEFT, False, False, True),
     ],
 )
-def test_what_was_computed_is_believed(ending: Ending, stream: bool, first_token: bool, held: bool) -> None:
+def test_what_was_computed_is_believed(ending: EndReason, stream: bool, first_token: bool, held: bool) -> None:
     """Blocks count as held once a first token proved them, or where it may have come unseen."""
     world = World("a")
     lease = world.place(replace(chat(LONG), stream=stream))
@@ -205,7 +209,7 @@ def test_a_failure_leaves_what_was_held_before() -> None:
     """Only what the failed request alone added goes."""
     world = World("a")
     world.serve(chat(LONG))
-    world.finish(world.place(chat(LONG, words(2, 2_000), "go on")), Ending.FAILED)
+    world.finish(world.place(chat(LONG, words(2, 2_000), "go on")), EndReason.FAILED)
     assert world.depth(chat(LONG), "a") == 62
     assert world.depth(chat(LONG, words(2, 2_000), "go on"), "a") == 62
 
@@ -252,15 +256,19 @@ def test_a_prompt_of_token_ids_is_sized_exactly() -> None:
     world = World("a")
     first = world.serve(ask)
     again = world.place(ask)
-    assert (first.prompt_tokens, first.cached_tokens, again.cached_tokens) == (1_000, 0, 7 * blocks.BLOCK_BYTES // 4)
+    assert (first.prompt_tokens, first.cached_tokens, again.cached_tokens) == (
+        1_000,
+        0,
+        7 * block_keys.BLOCK_BYTES // 4,
+    )
     assert again.text_bytes == 0
 
 
 def test_an_unknown_prompt_is_sized_by_its_body() -> None:
     """Nothing is matched and nothing remembered; the work still counts."""
     world = World("ab")
-    lease = world.place(Ask(MODEL, output_tokens_max=7), body_tokens=2_000)
-    assert (lease.prompt_tokens, lease.keys, lease.end_key, lease.own_tokens) == (2_000, [], None, 2_000)
+    lease = world.place(RequestSpec(MODEL, output_tokens_max=7), body_tokens=2_000)
+    assert (lease.prompt_tokens, lease.keys, lease.end_key, lease.unshared_tokens) == (2_000, [], None, 2_000)
     world.finish(lease, events=5)
     assert world.router.index.keys == len(world.router.answers) == 0
     assert world.in_use()[0][1] + world.in_use()[1][1] == 0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Load, ServedModel
 from router.core.placement import router as routing
-from router.core.placement.candidates import CALMEST, FEW, HOLDERS
 from router.core.placement.router import NEAR
+from router.core.placement.scoring import HOLDERS, LEAST_LOADED_COUNT, PRICE_ALL_BELOW
+from router.core.types.replicas import Load, ServedModel
 from tests.core.placement.placing import MODEL, World, chat, words
 
 REPLICAS = 32
@@ -44,12 +44,12 @@ def test_a_few_are_as_good_as_all(seed: int, prefix: int, tokens: int) -> None:
     world = busy_world(seed)
     ask = chat(text(2_000 + seed % 9, 300), system=text(prefix, tokens))
     few = world.place(ask, session="s")
-    world.router.finish(few, routing.Outcome(routing.Ending.FAILED), world.now_s)
+    world.router.finish(few, routing.Outcome(routing.EndReason.FAILED), world.now_s)
     world = busy_world(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routing, "FEW", REPLICAS)
+        patch.setattr(routing, "PRICE_ALL_BELOW", REPLICAS)
         whole = world.place(ask, session="s")
-    assert len({c.id for c in few.receipt.candidates}) <= FEW
+    assert len({c.id for c in few.receipt.candidates}) <= PRICE_ALL_BELOW
     prices = [next(c.price_ms for c in lease.receipt.candidates if c.id == lease.replica) for lease in (few, whole)]
     tie_ms, _ = world.router.fleet.members[whole.replica].speeds.units()
     assert prices[0] <= prices[1] + tie_ms
@@ -59,7 +59,7 @@ def test_a_few_are_as_good_as_all(seed: int, prefix: int, tokens: int) -> None:
 
 def test_a_decision_looks_closely_at_a_bounded_number() -> None:
     """However many replicas there are, and however many of them hold the prompt."""
-    most = 2 * CALMEST + HOLDERS + NEAR + 1
+    most = 2 * LEAST_LOADED_COUNT + HOLDERS + NEAR + 1
     world = World([f"http://{n}" for n in range(200)])
     ask = chat(words(1, 2_000))
     for n in range(200):
@@ -77,7 +77,9 @@ def test_a_decision_looks_closely_at_a_bounded_number() -> None:
             """See policies.base.Near."""
             return sorted(ids)
 
-        def choose(self, market: routing.Market, candidates: list[routing.Candidate]) -> routing.Choice:
+        def choose(
+            self, market: routing.PlacementContext, candidates: list[routing.Candidate]
+        ) -> routing.PolicyDecision:
             """See Policy."""
             seen.append(len(candidates))
             assert market.replicas == 200

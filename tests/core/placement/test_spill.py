@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.placements import Candidate, Reason
-from router.core.facts.replicas import Replica
 from router.core.placement.spill import SpillCause, spill
+from router.core.types.placements import Candidate, PlacementReason
+from router.core.types.replicas import Replica
 from tests.core.placement.placing import World, chat, words
 
 LONG = words(1, 8_000)
@@ -35,7 +35,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
 def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float], cause: SpillCause) -> None:
     """Of a holder that is dearer the term says why that sets it back most; if none does, the policy had its reasons."""
     chosen, holder = candidate("a", 100, price_ms=900.0), candidate("b", 700, **fields)
-    told = spill(chosen, [chosen, holder], Reason.SPILL, elsewhere={})
+    told = spill(chosen, [chosen, holder], PlacementReason.SPILL, elsewhere={})
     assert told is not None
     assert (told.cause, told.tokens, told.holder) == (cause, 600, "b")
 
@@ -47,7 +47,7 @@ def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float],
 def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
     """A holder of more that was no candidate says why it was none."""
     chosen = candidate("a", 100)
-    told = spill(chosen, [chosen], Reason.ONLY, elsewhere={"b": 400, "c": 50}, **({how: {"b"}} if how else {}))
+    told = spill(chosen, [chosen], PlacementReason.ONLY, elsewhere={"b": 400, "c": 50}, **({how: {"b"}} if how else {}))
     assert told is not None
     assert (told.cause, told.tokens, told.holder) == (cause, 300, "b")
 
@@ -55,7 +55,7 @@ def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
 def test_of_equal_holders_the_one_that_owes_least_counts() -> None:
     """Two hold the same: why even the better of them was passed over is what matters."""
     chosen, busy, dear = candidate("a", 0), candidate("b", 500, pending_ms=9e3), candidate("c", 500, evicted_ms=600.0)
-    told = spill(chosen, [busy, chosen, dear], Reason.SPILL, elsewhere={})
+    told = spill(chosen, [busy, chosen, dear], PlacementReason.SPILL, elsewhere={})
     assert told is not None
     assert told.cause is SpillCause.EVICTION
 
@@ -63,9 +63,11 @@ def test_of_equal_holders_the_one_that_owes_least_counts() -> None:
 @given(
     st.lists(st.builds(candidate, st.text(), st.integers(0, 1_000), pending_ms=MS, evicted_ms=MS), min_size=1),
     st.dictionaries(st.text(), st.integers(1, 1_000)),
-    st.sampled_from(Reason),
+    st.sampled_from(PlacementReason),
 )
-def test_a_spill_is_never_invented(candidates: list[Candidate], elsewhere: dict[str, int], reason: Reason) -> None:
+def test_a_spill_is_never_invented(
+    candidates: list[Candidate], elsewhere: dict[str, int], reason: PlacementReason
+) -> None:
     """There is one exactly where somebody holds more than the chosen, and its tokens are the most that are lost."""
     told = spill(candidates[0], candidates, reason, elsewhere=elsewhere)
     lost = max([c.cached_tokens for c in candidates] + [*elsewhere.values()]) - candidates[0].cached_tokens

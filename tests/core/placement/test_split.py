@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.placements import Ending, Outcome, Reason, Usage
-from router.core.facts.replicas import Load
-from router.core.fleet import stuck
-from router.core.fleet.legs import PAIR_REST_S
-from router.core.fleet.models import NoReplica
-from router.core.learned.loads import LoadModel
-from router.core.observatory.explain import Explainer
+from router.core.estimators.tier_load import LoadModel
+from router.core.fleet import stall_detector
+from router.core.fleet.disagg_pairs import PAIR_REST_S
+from router.core.fleet.models import NoReplicaReady
+from router.core.insights.breakdown import Explainer
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.placements import EndReason, Outcome, PlacementReason, Usage
+from router.core.types.replicas import Load
 from tests.core.placement.paired import APART, TOKENS, TRANSFER, PairedFleet
 
 BOTH = dict.fromkeys("abcd", Role.BOTH)
@@ -28,8 +28,8 @@ def test_a_long_prompt_is_prefilled_where_it_interrupts_nobody() -> None:
     """Streams go on wherever the answer could decode, so the prompt is prefilled apart; the receipt says by whom."""
     fleet = busy()
     lease, leg = fleet.split()
-    assert (lease.replica in "de", leg.replica in "pq", lease.receipt.reason) == (True, True, Reason.SPLIT)
-    assert (leg.handshake, leg.address) == (Handshake.NIXL, f"{leg.replica}:8998")
+    assert (lease.replica in "de", leg.replica in "pq", lease.receipt.reason) == (True, True, PlacementReason.SPLIT)
+    assert (leg.handshake, leg.address) == (KvConnector.NIXL, f"{leg.replica}:8998")
     assert leg.transfer_ms == pytest.approx(TRANSFER.ms(lease.prompt_tokens))
     assert lease.expected_ms == pytest.approx(leg.uncached_ms + leg.transfer_ms)
     prefill = fleet.router.fleet.legs.open[lease.id]
@@ -72,7 +72,7 @@ def test_only_those_that_decode_take_whole_requests() -> None:
     assert {fleet.place(seed, 500, may_split=False).replica for seed in range(20)} == {"d", "e"}
     assert fleet.place(0, 500, may_split=False, exclude=frozenset("de")).replica in "pq"
     assert fleet.place(0, 500, only="p").replica == "p"
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         fleet.place(0, 500, exclude=frozenset("pqde"))
 
 
@@ -117,11 +117,11 @@ def test_leases_end_in_any_order(order: str) -> None:
     if order == "prefill first":
         fleet.prefilled(lease)
     if order == "prefill fails":
-        fleet.prefilled(lease, ending=Ending.FAILED)
+        fleet.prefilled(lease, ending=EndReason.FAILED)
     elif order != "client leaves":
         fleet.router.first_token(lease, fleet.now_s + 1.0)
     left = order in {"client leaves", "prefill fails"}
-    fleet.finish(lease, Ending.CLIENT_LEFT if left else Ending.OK)
+    fleet.finish(lease, EndReason.CLIENT_LEFT if left else EndReason.OK)
     fleet.prefilled(lease)
     fleet.finish(lease)
     held = fleet.depth(leg.replica), fleet.depth(lease.replica)
@@ -153,7 +153,7 @@ def test_an_answer_that_nobody_sees_ends_its_prefill_by_the_clock() -> None:
     member = fleet.router.fleet.members[leg.replica]
     fleet.now_s += leg.uncached_ms / 1e3 + 0.1
     assert (member.pending_ms(fleet.now_s), len(member.leases)) == (0.0, 1)
-    fleet.router.finish(lease, Outcome(Ending.OK, unseen=True), fleet.now_s)
+    fleet.router.finish(lease, Outcome(EndReason.OK, unobserved=True), fleet.now_s)
     assert (len(member.leases), fleet.depth(leg.replica)) == (0, len(lease.keys))
 
 
@@ -165,12 +165,12 @@ def test_the_prefill_replica_is_blamed_for_its_leg() -> None:
         lease = fleet.place()
         leg = lease.receipt.leg
         if leg is None or leg.replica == "q":
-            fleet.finish(lease, Ending.CLIENT_LEFT)
+            fleet.finish(lease, EndReason.CLIENT_LEFT)
             breaker = fleet.router.fleet.members["q"].breaker
             breaker.backoff_s, breaker.until_s = 60.0, fleet.now_s + 60.0
             continue
-        fleet.prefilled(lease, ending=Ending.FAILED)
-        fleet.finish(lease, Ending.CLIENT_LEFT)
+        fleet.prefilled(lease, ending=EndReason.FAILED)
+        fleet.finish(lease, EndReason.CLIENT_LEFT)
         members = fleet.router.fleet.members
         if members["p"].breaker.backoff_s:
             break
@@ -178,8 +178,8 @@ def test_the_prefill_replica_is_blamed_for_its_leg() -> None:
     assert not any(members[name].breaker.failures for name in "de")
     members["q"].breaker.backoff_s = 0.0
     lease, leg = fleet.split(exclude=frozenset("p"))
-    assert (leg.replica, lease.receipt.reason) == ("q", Reason.RETRY)
-    fleet.finish(lease, Ending.FAILED)
+    assert (leg.replica, lease.receipt.reason) == ("q", PlacementReason.RETRY)
+    fleet.finish(lease, EndReason.FAILED)
     assert (members[lease.replica].breaker.failures, members["q"].breaker.failures) == (1, 0)
 
 
@@ -189,11 +189,13 @@ def test_a_decode_leg_is_late_from_the_end_of_its_prefill_on() -> None:
     lease, leg = fleet.split()
     members = fleet.router.fleet.members
     members["d"].speeds.prefill.observations = 100
-    assert not stuck.is_late(members[lease.replica], lease, fleet.now_s + 500.0, 3.0)
-    assert stuck.is_late(members[leg.replica], fleet.router.fleet.legs.open[lease.id], fleet.now_s + 500.0, 3.0)
+    assert not stall_detector.is_late(members[lease.replica], lease, fleet.now_s + 500.0, 3.0)
+    assert stall_detector.is_late(
+        members[leg.replica], fleet.router.fleet.legs.open[lease.id], fleet.now_s + 500.0, 3.0
+    )
     fleet.now_s += 5.0
     fleet.prefilled(lease)
-    assert stuck.is_late(members[lease.replica], lease, fleet.now_s + 500.0, 3.0)
+    assert stall_detector.is_late(members[lease.replica], lease, fleet.now_s + 500.0, 3.0)
 
 
 # What is learned
@@ -243,7 +245,7 @@ def test_a_replica_that_prefills_keeps_its_price_of_one_leg() -> None:
     """Among the candidates of a receipt each has the price of doing both, whichever of them prefills: the same for four
     that are alike."""
     fleet = PairedFleet(dict.fromkeys("pqde", Role.BOTH), pair=False)
-    fleet.pair(Handshake.SGLANG)
+    fleet.pair(KvConnector.SGLANG)
     lease, leg = fleet.split()
     prices_ms = {each.id: each.price_ms for each in lease.receipt.candidates}
     assert (leg.replica in prices_ms, len(prices_ms), len(set(prices_ms.values()))) == (True, 4, 1)
@@ -258,8 +260,8 @@ def test_the_prefill_legs_count_is_the_truth() -> None:
     for name in "de":
         assert fleet.router.fleet.members[name].longest_tokens < TOKENS
     told = Usage(1_000, 50, 999)
-    assert told.found_by(Usage(1_000, 1, 300)) == Usage(1_000, 50, 300)
-    assert told.found_by(None) == Usage(1_000, 50, None)
+    assert told.with_prefill_hits(Usage(1_000, 1, 300)) == Usage(1_000, 50, 300)
+    assert told.with_prefill_hits(None) == Usage(1_000, 50, None)
 
 
 def test_tokens_land_in_one_place_each() -> None:
@@ -273,7 +275,7 @@ def test_tokens_land_in_one_place_each() -> None:
     assert (miss.hit, miss.hit + sum(miss.misses.values())) == (0, lease.prompt_tokens)
     fleet.now_s += leg.uncached_ms / 1e3
     fleet.prefilled(lease)
-    fleet.finish(lease, Ending.CLIENT_LEFT)  # the decoding replica has not come to it
+    fleet.finish(lease, EndReason.CLIENT_LEFT)  # the decoding replica has not come to it
     again, other = fleet.split()
     miss = again.receipt.miss
     assert miss is not None
@@ -302,7 +304,7 @@ def test_a_pair_that_broke_rests_until_it_is_warmed() -> None:
 def test_the_last_pair_of_sglangs_goes_on() -> None:
     """Its servers take no request in one leg, so a pair that may be broken is better than none."""
     fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}, pair=False)
-    fleet.pair(Handshake.SGLANG)
+    fleet.pair(KvConnector.SGLANG)
     legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
     for name in "de":
         fleet.router.pair_broke("p", name, now_s=fleet.now_s)

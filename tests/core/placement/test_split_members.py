@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.facts.legs import Role
-from router.core.facts.placements import Ending, Outcome
-from router.core.facts.replicas import ServedModel
+from router.core.types.disagg_types import Role
+from router.core.types.placements import EndReason, Outcome
+from router.core.types.replicas import ServedModel
 from tests.core.placement.paired import TOKENS, PairedFleet
 
 ONE_EACH = {"p": Role.PREFILL, "d": Role.DECODE}
@@ -18,8 +18,8 @@ def broken() -> PairedFleet:
     fleet.streams("d")
     for seed in range(3):
         lease, _ = fleet.split(seed)
-        fleet.prefilled(lease, ending=Ending.FAILED)
-        fleet.finish(lease, Ending.CLIENT_LEFT)
+        fleet.prefilled(lease, ending=EndReason.FAILED)
+        fleet.finish(lease, EndReason.CLIENT_LEFT)
     assert fleet.router.fleet.members["p"].breaker.backoff_s
     return fleet
 
@@ -42,8 +42,8 @@ def test_a_trial_that_fails_is_followed_by_a_longer_rest() -> None:
     fleet = broken()
     fleet.now_s += 1.5
     trial, _ = fleet.split(4)
-    fleet.prefilled(trial, ending=Ending.FAILED)
-    fleet.finish(trial, Ending.CLIENT_LEFT)
+    fleet.prefilled(trial, ending=EndReason.FAILED)
+    fleet.finish(trial, EndReason.CLIENT_LEFT)
     fleet.now_s += 1.5
     assert fleet.place(5).receipt.leg is None
     fleet.now_s += 1.0
@@ -58,7 +58,7 @@ def test_a_prefill_replica_with_too_short_a_context_gets_no_leg() -> None:
     for seed in range(4):
         lease, leg = fleet.split(seed)
         assert leg.replica == "q"
-        fleet.finish(lease, Ending.CLIENT_LEFT)
+        fleet.finish(lease, EndReason.CLIENT_LEFT)
     fleet.router.observe_models("q", [ServedModel("m", max_model_len_tokens=TOKENS // 2)])
     assert fleet.place(5).receipt.leg is None
     assert fleet.split(6, TOKENS // 4)[1].replica in "pq"
@@ -77,7 +77,7 @@ def test_the_work_of_a_request_is_that_of_its_prefill_leg(unseen: bool) -> None:
     if not unseen:
         fleet.prefilled(lease)
         fleet.router.first_token(lease, fleet.now_s)
-    fleet.router.finish(lease, Outcome(Ending.OK, unseen=unseen), fleet.now_s)
+    fleet.router.finish(lease, Outcome(EndReason.OK, unobserved=unseen), fleet.now_s)
     assert speeds.mean_work_ms == pytest.approx(before)
 
 
@@ -92,7 +92,7 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     lease, leg = fleet.split()
     fleet.now_s += 3.0
     leg.alone = True
-    fleet.prefilled(lease, ending=Ending.REFUSED_BY_ENGINE)
+    fleet.prefilled(lease, ending=EndReason.REFUSED_BY_ENGINE)
     whole_ms = member.prefill_model.ms(lease.prompt_tokens, 0)
     assert member.pending_ms(fleet.now_s) == pytest.approx(whole_ms)
     fleet.now_s += whole_ms / 2e3
@@ -100,7 +100,11 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     assert (member.decoding, member.queue.computing) == (before[0], 1)
     if ends == "answer":
         fleet.router.first_token(lease, fleet.now_s)
-        assert (member.pending_ms(fleet.now_s), member.decoding, member.coming) == (0.0, before[0] + 1, set())
-    fleet.finish(lease, Ending.OK if ends == "answer" else Ending.CLIENT_LEFT)
-    assert (member.decoding, member.queue.waiting(), member.queue.computing) == (before[0], 0, 0)
+        assert (member.pending_ms(fleet.now_s), member.decoding, member.awaiting_transfer) == (
+            0.0,
+            before[0] + 1,
+            set(),
+        )
+    fleet.finish(lease, EndReason.OK if ends == "answer" else EndReason.CLIENT_LEFT)
+    assert (member.decoding, member.queue.count_waiting(), member.queue.computing) == (before[0], 0, 0)
     assert (legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations) == before[1:]

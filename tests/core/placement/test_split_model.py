@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.lease import Lease
-from router.core.fleet.models import NoReplica
+from router.core.fleet.models import NoReplicaReady
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.replicas import Load, Replica, ServedModel
 from tests.core.placement.paired import PairedFleet
 from tests.core.work import interpreted, steps
 from tests.support.examples import examples
@@ -23,7 +23,7 @@ RUNS = examples(int(os.environ.get("WARMROUTE_SPLIT_RUNS", "300")))
 ROLES = {"p": Role.PREFILL, "q#dp0": Role.PREFILL, "b": Role.BOTH, "d": Role.DECODE, "q#dp1": Role.DECODE}
 NAMES = list(ROLES)
 REVISIONS, MODELS, BLOCKS = ("", "1", "2"), ("m", "other"), (16, 32)
-ENDINGS = (Ending.OK, Ending.OK, Ending.FAILED, Ending.CLIENT_LEFT)
+ENDINGS = (EndReason.OK, EndReason.OK, EndReason.FAILED, EndReason.CLIENT_LEFT)
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class _Truth:
     revision: str = ""
     model: str = "m"
     block_tokens: int = 16
-    handshake: Handshake | None = Handshake.NIXL
-    last: Handshake | None = Handshake.NIXL  # how it shook hands when it last did
+    handshake: KvConnector | None = KvConnector.NIXL
+    last: KvConnector | None = KvConnector.NIXL  # how it shook hands when it last did
     there: bool = True
 
 
@@ -53,7 +53,7 @@ class History:
     def run(self, steps: int) -> None:
         """So many random steps, and then the end of all that is under way."""
         for name in NAMES:
-            self.fleet.router.prove_handshake(name, Handshake.NIXL, f"{name}:8998")
+            self.fleet.router.set_kv_connector(name, KvConnector.NIXL, f"{name}:8998")
         for _ in range(self.rng.choice((1, 3, 12))):
             self.look()
             while self.warming and self.rng.random() < 0.9:
@@ -74,7 +74,7 @@ class History:
             how["exclude"] = frozenset(self.rng.sample(NAMES, 1))
         try:
             lease = self.fleet.place(self.rng.randrange(4), self.rng.choice((300, 8_000, 40_000)), **how)
-        except NoReplica:
+        except NoReplicaReady:
             return
         self.open.append(lease)
         leg = lease.receipt.leg
@@ -105,8 +105,8 @@ class History:
         if self.open:
             lease, ending = self.rng.choice(self.open), self.rng.choice(ENDINGS)
             usage = Usage(lease.prompt_tokens, 1, self.rng.choice((None, 0, lease.prompt_tokens // 2)))
-            self.fleet.router.prefilled(
-                lease, Outcome(ending, usage if ending is Ending.OK else None), self.fleet.now_s
+            self.fleet.router.finish_prefill(
+                lease, Outcome(ending, usage if ending is EndReason.OK else None), self.fleet.now_s
             )
 
     def end(self) -> None:
@@ -155,8 +155,8 @@ class History:
         name = self.rng.choice(NAMES)
         truth = self.truth[name]
         if truth.there:
-            truth.handshake = self.rng.choice((None, Handshake.NIXL, Handshake.NIXL, Handshake.SGLANG))
-            self.fleet.router.prove_handshake(name, truth.handshake, f"{name}:8998")
+            truth.handshake = self.rng.choice((None, KvConnector.NIXL, KvConnector.NIXL, KvConnector.SGLANG))
+            self.fleet.router.set_kv_connector(name, truth.handshake, f"{name}:8998")
             if truth.handshake is not None and truth.handshake is not truth.last:
                 truth.last = truth.handshake
                 self._cold(name)
@@ -204,7 +204,7 @@ def test_pairs_are_warmed_once_and_rest_after_a_failure() -> None:
     fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
     fleet.streams("d")
     for name in "pd":
-        fleet.router.prove_handshake(name, Handshake.MOONCAKE, f"{name}:8998")
+        fleet.router.set_kv_connector(name, KvConnector.MOONCAKE, f"{name}:8998")
     router = fleet.router
     assert fleet.place().receipt.leg is None
     assert router.pairs_to_warm(fleet.now_s) == [("p", "d")]
@@ -227,22 +227,22 @@ def test_a_replica_that_is_back_has_its_pairs() -> None:
     fleet.streams("d")
     router, where = fleet.router, "p:8998"
     assert fleet.place(1).receipt.leg is not None
-    router.prove_handshake("p", None, "")
+    router.set_kv_connector("p", None, "")
     assert router.pairs_to_warm(fleet.now_s) == []
     assert fleet.place(2).receipt.leg is None
-    router.prove_handshake("p", Handshake.NIXL, where)
+    router.set_kv_connector("p", KvConnector.NIXL, where)
     assert router.pairs_to_warm(fleet.now_s) == []
     assert fleet.place(3).receipt.leg is not None
 
     def moves() -> None:
-        router.prove_handshake("p", None, "")
-        router.prove_handshake("p", Handshake.NIXL, where + "0")
+        router.set_kv_connector("p", None, "")
+        router.set_kv_connector("p", KvConnector.NIXL, where + "0")
 
     def leaves() -> None:
         fleet.discover("d")
         fleet.discover("p", "d")
         router.observe_load("p", Load(kv_tokens_max=2_000_000, block_tokens=16))
-        router.prove_handshake("p", Handshake.NIXL, where)
+        router.set_kv_connector("p", KvConnector.NIXL, where)
 
     for happens in (moves, leaves, lambda: router.forget("p")):
         happens()
@@ -265,7 +265,7 @@ def test_pairs_are_found_once() -> None:
     of its replicas changed and changed back."""
     fleet = PairedFleet(dict.fromkeys([f"r{n}" for n in range(40)], Role.BOTH), pair=False)
     for name in fleet.roles:
-        fleet.router.prove_handshake(name, Handshake.NIXL, f"{name}:8998")
+        fleet.router.set_kv_connector(name, KvConnector.NIXL, f"{name}:8998")
     first, later = (steps(lambda: fleet.router.pairs_to_warm(fleet.now_s)) for _ in range(2))
     assert later < first / 3
     fleet.pair()

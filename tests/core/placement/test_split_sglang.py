@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.placements import Ending, Outcome, Shed
-from router.core.fleet import legs
+from router.core.fleet import disagg_pairs
 from router.core.fleet.breaker import Cause
-from router.core.fleet.models import NoReplica
+from router.core.fleet.models import NoReplicaReady
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.placements import EndReason, Outcome, Shed
 from tests.core.placement.paired import APART, PairedFleet
 
 
@@ -17,7 +17,7 @@ def sglang(roles: dict[str, Role], *, warm: bool = True) -> PairedFleet:
     fleet = PairedFleet(roles, pair=False)
     for name, role in roles.items():
         if role is not Role.BOTH:
-            fleet.router.prove_handshake(name, Handshake.SGLANG, f"{name}:8998")
+            fleet.router.set_kv_connector(name, KvConnector.SGLANG, f"{name}:8998")
     while warm and (pairs := fleet.router.pairs_to_warm(fleet.now_s)):
         for pair in pairs:
             fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
@@ -75,7 +75,7 @@ def test_prefill_replicas_that_failed_are_better_than_none() -> None:
         member = fleet.router.fleet.members[name]
         fleet.router.fitness.trip(member, Cause.FAILURES, "for a test", fleet.now_s)
     assert fleet.split()[1].replica in "pq"
-    with pytest.raises(NoReplica):
+    with pytest.raises(NoReplicaReady):
         fleet.place(1, exclude=frozenset("e"))
 
 
@@ -87,7 +87,7 @@ def test_decode_replicas_that_failed_are_better_than_none() -> None:
         fleet.router.fitness.trip(member, Cause.FAILURES, "for a test", fleet.now_s)
     lease, _ = fleet.split()
     assert (lease.replica in "de", fleet.router.panics) == (True, 1)
-    fleet.router.finish(lease, Outcome(Ending.CLIENT_LEFT), fleet.now_s)
+    fleet.router.finish(lease, Outcome(EndReason.CLIENT_LEFT), fleet.now_s)
 
 
 @pytest.mark.parametrize("why", ["open", "slow start"])
@@ -130,7 +130,7 @@ def test_what_goes_whole_goes_to_no_half_of_a_pair(why: str) -> None:
         fleet.router.fitness.trip(fleet.router.fleet.members["w"], Cause.STUCK, "", fleet.now_s)
     try:
         assert fleet.place(may_split=False, **how).replica == "w"
-    except (NoReplica, Shed):
+    except (NoReplicaReady, Shed):
         assert why in ("resting", "tried")
 
 
@@ -138,7 +138,7 @@ def test_what_goes_whole_goes_to_no_half_of_a_pair(why: str) -> None:
 def test_in_a_large_fleet_a_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replica is a pair with few others of many: the best ones for either leg need not be pairs, and yet no
     request is turned away while all are up."""
-    monkeypatch.setattr(legs, "PAIRS_MAX", 80)
+    monkeypatch.setattr(disagg_pairs, "PAIRS_MAX", 80)
     prefill, decode = ([f"{leg}{n}" for n in range(40)] for leg in "pd")
     fleet = sglang(dict.fromkeys(prefill, Role.PREFILL) | dict.fromkeys(decode, Role.DECODE))
     for seed in range(200):

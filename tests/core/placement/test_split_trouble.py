@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.legs import Role
-from router.core.facts.placements import Candidate, Ending, Market, Shed, Split
-from router.core.facts.requests import Priority
-from router.core.fleet.legs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
-from router.core.placement.policies import Splitting
+from router.core.fleet.disagg_pairs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
+from router.core.placement.policies import DisaggPolicy
 from router.core.placement.policies.warm import Weights
+from router.core.types.disagg_types import Role
+from router.core.types.placements import Candidate, DisaggPlan, EndReason, PlacementContext, Shed
+from router.core.types.requests import Priority
 from tests.core.placement.paired import TOKENS, PairedFleet
 
 ONE_EACH = {"p": Role.PREFILL, "d": Role.DECODE}
@@ -48,9 +48,9 @@ def test_times_end_with_the_process(replica: str) -> None:
         fleet.serve(seed, transfer_s=20.0)
     assert fleet.place(50).receipt.leg is None
     legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
-    legs.restarted("somebody else")
+    legs.on_engine_restarted("somebody else")
     assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) > 1_000.0
-    legs.restarted(replica)
+    legs.on_engine_restarted(replica)
     for pair in fleet.router.pairs_to_warm(fleet.now_s):
         fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
     assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) < 500.0
@@ -81,7 +81,7 @@ def test_a_pair_that_only_warms_well_rests_longer_each_time() -> None:
             fleet.now_s += lease.receipt.leg.uncached_ms / 1e3
             fleet.prefilled(lease)
             fleet.router.pair_broke("p", "d", now_s=fleet.now_s)
-        fleet.finish(lease, Ending.REFUSED_BY_ENGINE)
+        fleet.finish(lease, EndReason.REFUSED_BY_ENGINE)
     gaps_s = [second - first for first, second in pairwise(lost_s)]
     assert all(second >= min(PAIR_REST_MAX_S, 1.5 * first) for first, second in pairwise(gaps_s))
     fleet.now_s += PAIR_REST_MAX_S
@@ -110,7 +110,7 @@ def test_what_two_legs_bring_in_time_is_not_turned_away(priority: Priority) -> N
     fleet = late()
     wanted = fleet.wanted(2)
     wanted.due_s, wanted.priority = fleet.now_s + 2.5, priority
-    assert fleet.router.soonest(wanted, fleet.now_s)[0] < 2_500
+    assert fleet.router.predict_ttft(wanted, fleet.now_s)[0] < 2_500
     lease = fleet.router.route(wanted, fleet.now_s)
     assert lease.receipt.leg is not None
     assert lease.receipt.ttft_ms < 2_500
@@ -156,13 +156,13 @@ def test_a_request_that_is_nearly_cached_prices_no_prefill_replica() -> None:
 class _Asked:
     """The policy, and the waits that it was told of."""
 
-    def __init__(self, policy: Splitting) -> None:
+    def __init__(self, policy: DisaggPolicy) -> None:
         self.policy, self.waits_ms = policy, list[float]()
 
-    def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
+    def may_split(self, market: PlacementContext, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
         return self.policy.may_split(market, chosen, decode)
 
-    def split(self, *given: Any, waits_ms: Sequence[float], **more: Any) -> Split | None:
+    def split(self, *given: Any, waits_ms: Sequence[float], **more: Any) -> DisaggPlan | None:
         self.waits_ms = list(waits_ms)
         return self.policy.split(*given, waits_ms=waits_ms, **more)
 
@@ -182,8 +182,12 @@ def test_a_queue_before_the_prefill_is_that_of_all_who_may_take_it() -> None:
     waits_ms = [members[name].pending_ms(fleet.now_s) for name in names]
     fleet.place(9)
     assert sorted(asked.waits_ms) == pytest.approx(sorted(waits_ms))
-    market = Market("", 100.0, 1_000.0, 0.0)
-    assert Weights.of_legs(market, asked.waits_ms).decoding < 0.5 < Weights.of_legs(market, [0.0] * 16).decoding
+    market = PlacementContext("", 100.0, 1_000.0, 0.0)
+    assert (
+        Weights.from_prefill_waits(market, asked.waits_ms).decoding
+        < 0.5
+        < Weights.from_prefill_waits(market, [0.0] * 16).decoding
+    )
 
 
 def test_a_prefill_replica_that_comes_back_starts_slowly() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.cache.selfcheck import HITS_MIN
-from router.core.facts.replicas import Load
-from router.core.facts.tiers import CPU
-from router.core.fleet import stuck
+from router.core.cache_state.calibration import HITS_MIN
+from router.core.estimators.tier_load import LoadModel
+from router.core.fleet import stall_detector
 from router.core.fleet.lease import Lease
-from router.core.learned.loads import LoadModel
+from router.core.types.replicas import Load
+from router.core.types.tiers import CPU
 from tests.core.placement.tiered_fleet import BLOCK, GUESS, TOKENS, TieredFleet
 
 
@@ -101,7 +101,7 @@ def test_what_a_tier_keeps_is_cheap_to_evict() -> None:
             index.pin("a", seed, [seed * 1_000 + n for n in range(125)], fleet.now_s)
             index.unpin("a", seed, fleet.now_s)
         members["a"].speeds.mean_prompt_tokens = TOKENS
-        assert reuse.odds(fleet.now_s)[0] > 0
+        assert reuse.reuse_probability(fleet.now_s)[0] > 0
         (candidate,) = [c for c in fleet.place(seed=50).receipt.candidates if c.id == "a"]
         prices.append(candidate.evicted_ms)
     computed, loaded = prices
@@ -126,7 +126,7 @@ def test_loads_are_learned_from_first_tokens() -> None:
         for lease in leases:
             fleet.finish(lease, TOKENS)
         fleet.now_s += 10.0
-    model = member.speeds.loads.model(CPU, member.links.of(CPU).fit)
+    model = member.speeds.loads.model(CPU, member.links.get_or_create(CPU).fit)
     assert model.ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
     assert member.prefill_factor.observations == 0  # a load says nothing of prefill
 
@@ -136,7 +136,7 @@ def test_a_replica_that_loads_is_not_late() -> None:
     loads before it, are believed to take."""
     fleet = TieredFleet()
     member = fleet.router.fleet.members["a"]
-    member.speeds.prefill.observations, link = 100, member.links.of(CPU)
+    member.speeds.prefill.observations, link = 100, member.links.get_or_create(CPU)
     link.fit.model, link.fit.observations = LoadModel(0.0, 0.5), 100
     leases = []
     for seed in range(3):
@@ -145,8 +145,8 @@ def test_a_replica_that_loads_is_not_late() -> None:
         leases.append(fleet.place(seed=seed, only="a"))
     waits_s = [lease.to_load.modelled_ms / 1e3 for lease in leases if lease.to_load is not None]
     assert waits_s == pytest.approx([8.0, 16.0, 24.0])
-    assert not stuck.is_late(member, leases[-1], fleet.now_s + 70, 3.0)
-    assert stuck.is_late(member, leases[-1], fleet.now_s + 90, 3.0)
+    assert not stall_detector.is_late(member, leases[-1], fleet.now_s + 70, 3.0)
+    assert stall_detector.is_late(member, leases[-1], fleet.now_s + 90, 3.0)
 
 
 def test_a_load_that_did_not_come_teaches_nothing() -> None:
@@ -163,7 +163,7 @@ def test_a_load_that_did_not_come_teaches_nothing() -> None:
             assert other.uncached_tokens == TOKENS + 10
         fleet.answers(lease, 2.0, cached)
         fleet.now_s += 10.0
-    assert member.links.of(CPU).fit.observations == 0
+    assert member.links.get_or_create(CPU).fit.observations == 0
 
 
 def test_tiers_off_credit_nothing() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from array import array
 
-from router.core.facts.placements import Ending, Grade, Outcome, Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import Ask, Prompt
-from router.core.facts.tiers import CPU, PEER
+from router.core.estimators.prefill import PrefillModel
+from router.core.estimators.tier_load import LoadModel
 from router.core.fleet.lease import Lease
-from router.core.kv_events.decoding import Removed, Stored
-from router.core.learned.loads import LoadModel
-from router.core.learned.prefill import PrefillModel
+from router.core.kv_events.batch_decoder import Removed, Stored
+from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import Chain, token_chain, token_root
+from router.core.prompts.block_keys import Chain, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
+from router.core.types.placements import Confidence, EndReason, Outcome, Usage
+from router.core.types.replicas import Load
+from router.core.types.requests import Prompt, RequestSpec
+from router.core.types.tiers import CPU, PEER
 from tests.core.ready import router_of
 
 BLOCK, TOKENS = 16, 16_000
@@ -37,8 +37,8 @@ class TieredFleet:
         self.now_s = 100.0
         self.router: Router = router_of(names, load_guesses={CPU: GUESS, PEER: PULL_GUESS}, **more)
         for name in names:
-            self.router.knowledge.untokened(name, "")
-            self.router.knowledge.grade(name, Grade.EXACT, "joined", 0.0)
+            self.router.knowledge.set_untokenizable(name, "")
+            self.router.knowledge.grade(name, Confidence.EXACT, "joined", 0.0)
             self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         speeds = self.router.fleet.members[names[0]].speeds
         speeds.prefill.model = PrefillModel(20.0, 0.05, 0.0)
@@ -57,8 +57,8 @@ class TieredFleet:
 
     def place(self, *, seed: int = 0, more: int = 10, **how: object) -> Lease:
         """Route a request for a prompt now."""
-        ask = Ask("m", Prompt(text=b"", first_user_end=0, skipped_bytes=4 * (TOKENS + more)), stream=True)
-        wanted = Wanted(ask, "m", Chain([], 0, seed + 1, (), 0), "key", prompt_of(seed, more))
+        ask = RequestSpec("m", Prompt(text=b"", first_user_end=0, skipped_bytes=4 * (TOKENS + more)), stream=True)
+        wanted = PlacementRequest(ask, "m", Chain([], 0, seed + 1, (), 0), "key", prompt_of(seed, more))
         return self.router.route(wanted, self.now_s, **how)  # type: ignore[arg-type]  # names of its parameters
 
     def answers(self, lease: Lease, took_s: float, cached_tokens: int) -> None:
@@ -69,4 +69,4 @@ class TieredFleet:
 
     def finish(self, lease: Lease, cached_tokens: int) -> None:
         """The answer ends well."""
-        self.router.finish(lease, Outcome(Ending.OK, Usage(lease.prompt_tokens, 1, cached_tokens)), self.now_s)
+        self.router.finish(lease, Outcome(EndReason.OK, Usage(lease.prompt_tokens, 1, cached_tokens)), self.now_s)

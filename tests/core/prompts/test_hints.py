@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from router.core.dialects import PATHS
-from router.core.dialects.tenancy import CHAT, MESSAGES, RESPONSES
-from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import METADATA_BYTES_MAX, step_of
+from router.core.dialects.tenant_isolation import CHAT, MESSAGES, RESPONSES
+from router.core.prompts.incremental_parse import BodyPrefixCache
+from router.core.prompts.json_fields import METADATA_BYTES_MAX, step_of
 
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 TOOLS: dict[str, list[dict[str, Any]]] = {
@@ -85,7 +85,7 @@ def test_a_system_prompt_may_be_marked_within(keep: bool) -> None:
 @pytest.mark.parametrize("marked", [(), ("tools",), ("system",), ("first",), ("tools", "system", "first")])
 def test_the_hint_is_the_same_for_a_prompt_that_was_begun_before(path: str, marked: tuple[str, ...]) -> None:
     """Turn for turn, and however much of the prompt is read anew; long tools and a long system prompt included."""
-    seen = Seen(bytes_max=1 << 20, seed=7, cell_bytes=64)
+    seen = BodyPrefixCache(bytes_max=1 << 20, seed=7, cell_bytes=64)
     tools = [{**tool, "description": "d" * 9_000} for tool in TOOLS[path]]
     tools[-1] |= MARK if "tools" in marked else {}
     system = [text("s" * 9_000, marked="system" in marked), text("Monday")]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prompts import bodies
-from router.core.prompts.bodies import DEPTH, PARTS, excess
+from router.core.prompts import json_fields
+from router.core.prompts.json_fields import DEPTH, PARTS, check_limits
 
 pytestmark = pytest.mark.promise(
     "JSON of any depth ends in 400, never in a crash of the router or an engine.", "clients"
@@ -29,7 +29,7 @@ STYLES: list[dict[str, Any]] = [{}, {"indent": 1}, {"separators": (",", ":")}, {
 
 def nests_deeper(body: bytes, depth_max: int) -> bool:
     """Whether this JSON is too deep, of however many parts."""
-    return excess(body, depth_max, len(body), len(body)) == DEPTH
+    return check_limits(body, depth_max, len(body), len(body)) == DEPTH
 
 
 def depth(value: object) -> int:
@@ -53,12 +53,12 @@ def commas(value: object) -> int:
 @contextmanager
 def scanned_in(slice_bytes: int, quotes_max: int) -> Iterator[None]:
     """Bodies are scanned in slices of so many bytes, in which so many quotes are looked at one by one."""
-    before = bodies.SLICE_BYTES, bodies.QUOTES_MAX
-    bodies.SLICE_BYTES, bodies.QUOTES_MAX = slice_bytes, quotes_max
+    before = json_fields.SLICE_BYTES, json_fields.QUOTES_MAX
+    json_fields.SLICE_BYTES, json_fields.QUOTES_MAX = slice_bytes, quotes_max
     try:
         yield
     finally:
-        bodies.SLICE_BYTES, bodies.QUOTES_MAX = before
+        json_fields.SLICE_BYTES, json_fields.QUOTES_MAX = before
 
 
 SCANS = st.builds(scanned_in, st.integers(1, 64), st.sampled_from([0, 1_024]))
@@ -81,7 +81,7 @@ def test_parts(value: object, parts_max: int, style: dict[str, Any], scan: Abstr
     """Exactly the JSON of more objects and arrays is found, likewise."""
     body = json.dumps(value, **style).encode()
     with scan:
-        assert (excess(body, len(body), parts_max, len(body)) == PARTS) == (parts(value) > parts_max)
+        assert (check_limits(body, len(body), parts_max, len(body)) == PARTS) == (parts(value) > parts_max)
 
 
 @given(VALUES, st.integers(1, 12), st.sampled_from(STYLES), SCANS)
@@ -89,7 +89,9 @@ def test_values(value: object, values_max: int, style: dict[str, Any], scan: Abs
     """Exactly the JSON of more commas between values is found, likewise."""
     body = json.dumps(value, **style).encode()
     with scan:
-        assert (excess(body, len(body), len(body), values_max) == bodies.VALUES) == (commas(value) > values_max)
+        assert (check_limits(body, len(body), len(body), values_max) == json_fields.VALUES) == (
+            commas(value) > values_max
+        )
 
 
 @given(st.binary(max_size=2_000) | st.text('[]{}"\\:, \n', max_size=2_000).map(str.encode), st.integers(1, 20))
@@ -111,6 +113,6 @@ def test_code_in_strings_is_not_looked_at_twice(monkeypatch: pytest.MonkeyPatch)
     lines = "x[0] = {'a': z[1]}\ny = [y for y in z]\nif (a) { return [b]; }\n"
     code = (lines + "# what that does, in words\n" * 40) * 5
     said = [{"role": "user", "content": code} for _ in range(100)]
-    monkeypatch.setattr(bodies, "_outside_strings", lambda *_: 1 / 0)
+    monkeypatch.setattr(json_fields, "_outside_strings", lambda *_: 1 / 0)
     for style in STYLES:
         assert not nests_deeper(json.dumps({"messages": said}, **style).encode(), 256)

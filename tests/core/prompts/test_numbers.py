@@ -10,7 +10,7 @@ import pytest
 from msgspec import Raw
 
 from router.core.dialects import PATHS
-from router.core.prompts.bodies import flag, number, wants_usage, whole_number
+from router.core.prompts.json_fields import flag, number, parse_integer, wants_usage
 
 # JSON, and the integer that pydantic 2.14 reads of it; None where it refuses.
 NUMBERS = [
@@ -37,13 +37,13 @@ FLAGS = [
 @pytest.mark.parametrize(("given", "meant"), NUMBERS)
 def test_numbers(given: str, meant: int | None) -> None:
     """Decoded, and as JSON."""
-    assert whole_number(msgspec.json.decode(given)) == meant
+    assert parse_integer(msgspec.json.decode(given)) == meant
     assert number(Raw(given.encode())) == meant
 
 
 def test_a_number_has_few_digits() -> None:
     """A string of many digits is no limit."""
-    assert whole_number("9" * 100) is number(Raw(b"9" * 1_000)) is number(Raw(b"")) is None
+    assert parse_integer("9" * 100) is number(Raw(b"9" * 1_000)) is number(Raw(b"")) is None
 
 
 @pytest.mark.parametrize(("given", "meant"), FLAGS)

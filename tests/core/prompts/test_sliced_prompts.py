@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.dialects import PATHS, BadBody
-from router.core.prompts import interpreter, slices
-from router.core.prompts.blocks import chain_of
-from router.core.prompts.bodies import excess
-from router.core.prompts.unread import as_utf8
+from router.core.dialects import PATHS, InvalidBody
+from router.core.prompts import gil, slices
+from router.core.prompts.block_keys import chain_of
+from router.core.prompts.json_fields import check_limits
+from router.core.prompts.unread import to_utf8
 from tests.core.prompts.test_slices import sliced_by
 from tests.support.examples import examples
 
@@ -66,7 +66,7 @@ def told(path: str, body: bytes, *, keep: bool) -> object:
     dialect = PATHS[path]
     try:
         ask = dialect.parse(path, body, keep=keep)
-    except BadBody as error:
+    except InvalidBody as error:
         return error.code
     made = dialect.template_input(path, body, ask.decoded)
     chain = chain_of(ask, "m")
@@ -99,7 +99,7 @@ def test_other_encodings_are_converted_in_slices(text: str | bytes, encoding: st
         whole = None
     if json.detect_encoding(body) != "utf-8":
         with sliced_by(size):
-            assert as_utf8(body) == whole
+            assert to_utf8(body) == whole
 
 
 def _chat(content: bytes) -> bytes:
@@ -134,10 +134,10 @@ def test_long_prompts_are_read_with_turns_for_others(name: str, monkeypatch: pyt
     """A body of megabytes is never decoded in one call: none gets more than a few slices of it, and others have a turn
     for each slice."""
     taken: list[int] = []
-    monkeypatch.setattr(interpreter, "let_others", lambda: taken.append(1))
+    monkeypatch.setattr(gil, "release_gil", lambda: taken.append(1))
     path, make = LONG[name]
     body = make()
-    assert excess(body, 256, 65_536, 1 << 20) == ""
+    assert check_limits(body, 256, 65_536, 1 << 20) == ""
     taken.clear()
     ask = PATHS[path].parse(path, body, keep=False)
     assert ask.prompt is not None or name == "values"  # a content of bare strings is a list of odd parts

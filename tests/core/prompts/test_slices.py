@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from router.core.prompts import slices
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.messages_fields import Block
 
 pytestmark = [

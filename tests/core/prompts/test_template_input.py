@@ -11,9 +11,9 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from router.core import dialects
-from router.core.facts.requests import TemplateInput
 from router.core.prompts.engine_messages import Traits, for_sglang, for_vllm
-from router.core.prompts.template_chat import Unfit
+from router.core.prompts.template_chat import UnsupportedForTemplate
+from router.core.types.requests import TemplateInput
 from tests.real import token_requests
 from tests.real.token_requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
@@ -24,7 +24,7 @@ CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{
 
 def read(path: str, body: object) -> TemplateInput | None:
     """As the proxy reads it."""
-    return dialects.spoken_on(path).template_input(path, msgspec.json.encode(body))
+    return dialects.dialect_of(path).template_input(path, msgspec.json.encode(body))
 
 
 def chat(*messages: dict[str, Any], **more: Any) -> TemplateInput:
@@ -117,7 +117,7 @@ def test_no_body_is_an_exception(request_: token_requests.Request, data: st.Data
         return
     for fit in (for_vllm, for_sglang):
         for parts in (False, True):
-            with contextlib.suppress(Unfit):
+            with contextlib.suppress(UnsupportedForTemplate):
                 fit(found, Traits(parts=parts, system_first=True), {})
 
 
@@ -125,7 +125,7 @@ def test_no_body_is_an_exception(request_: token_requests.Request, data: st.Data
 def test_no_bytes_are_an_exception(path: str, body: bytes) -> None:
     """Not even what is no JSON."""
     if path != "/generate":  # whose parse has refused such a body before
-        assert dialects.spoken_on(path).template_input(path, body) is None or body
+        assert dialects.dialect_of(path).template_input(path, body) is None or body
 
 
 def test_one_conversation_through_three_apis_is_rendered_alike() -> None:

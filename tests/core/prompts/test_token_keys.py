@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prompts.blocks import token_chain, token_root
+from router.core.prompts.block_keys import token_chain, token_root
 from router.core.prompts.token_keys import ID_BYTES, RUN_BLOCKS, KeyCache, TokenPrompt, rest
 
 BLOCK = 2
@@ -35,7 +35,7 @@ def test_remembered_or_not_the_keys_are_those_of_the_chain(
     cache = KeyCache(runs_max)
     for runs, tail_tokens, salt in asked:
         prompt = _prompt(runs, tail_tokens, salt)
-        known = cache.known(prompt, BLOCK)
+        known = cache.find_leading_keys(prompt, BLOCK)
         keys = known + rest(prompt, BLOCK, known)
         cache.learn(prompt, BLOCK, keys, len(known))
         assert prompt.keys[BLOCK] == token_chain(prompt.ids, BLOCK, token_root("", salt, BLOCK))
@@ -48,5 +48,5 @@ def test_the_next_turn_hashes_only_what_is_new() -> None:
     first = _prompt([1, 2, 3], 10, b"")
     cache.learn(first, BLOCK, rest(first, BLOCK, []), 0)
     second = _prompt([1, 2, 3, 4], 10, b"")
-    assert len(cache.known(second, BLOCK)) == 3 * RUN_BLOCKS
-    assert cache.known(_prompt([2, 1], 0, b""), BLOCK) == []
+    assert len(cache.find_leading_keys(second, BLOCK)) == 3 * RUN_BLOCKS
+    assert cache.find_leading_keys(_prompt([2, 1], 0, b""), BLOCK) == []

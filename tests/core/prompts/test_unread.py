@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.dialects.ranks import for_rank
-from router.core.dialects.tenancy import GENERATE
-from router.core.facts.requests import Ask
-from router.core.prompts.bodies import BadBody
-from router.core.prompts.unread import PARSED_BYTES_MAX, as_utf8, ask_of, in_other_encoding, is_object
+from router.core.dialects.rank_field import for_rank
+from router.core.dialects.tenant_isolation import GENERATE
+from router.core.prompts.json_fields import InvalidBody
+from router.core.prompts.unread import PARSED_BYTES_MAX, ask_of, in_other_encoding, is_object, to_utf8
+from router.core.types.requests import RequestSpec
 
 ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 VALUES = st.recursive(
@@ -31,11 +31,11 @@ def test_every_encoding_is_read_as_python_reads_it(fields: dict[str, object], en
     json.loads(body)
     assert in_other_encoding(body)
     assert not is_object(body)
-    text = as_utf8(body)
+    text = to_utf8(body)
     assert text is not None
     assert not in_other_encoding(text)
     assert is_object(text)
-    assert ask_of(text) == Ask("m", stream=True, response_id="resp_1", stored=False)
+    assert ask_of(text) == RequestSpec("m", stream=True, response_id="resp_1", stored=False)
 
 
 @given(st.binary(max_size=64))
@@ -45,20 +45,20 @@ def test_what_python_cannot_read_is_no_request(body: bytes) -> None:
         found = json.loads(body)
     except (ValueError, RecursionError):
         found = None
-    text = as_utf8(body)
+    text = to_utf8(body)
     assert (text is not None and ask_of(text) is not None) is isinstance(found, dict)
 
 
 @pytest.mark.parametrize("model", [b"1", b"[]", b'"\\ud800"'])
 def test_a_model_that_is_no_name_is_refused(model: bytes) -> None:
     """As it is where msgspec reads the body."""
-    with pytest.raises(BadBody):
+    with pytest.raises(InvalidBody):
         ask_of(b'{"t":NaN,"model":' + model + b"}")
 
 
 def test_of_a_long_body_nothing_is_read() -> None:
     """Python's parser would hold the interpreter."""
-    assert ask_of(b'{"model":"m","x":"' + b"x" * PARSED_BYTES_MAX) == Ask(None)
+    assert ask_of(b'{"model":"m","x":"' + b"x" * PARSED_BYTES_MAX) == RequestSpec(None)
 
 
 @pytest.mark.parametrize("body", [b"\x28\xb5\x2f\xfd}", '{"text":"x"}'.encode("utf-16-be"), b""])

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from router.engines.discovery import pod_watch
+from router.engines.discovery import informer
 from router.engines.discovery.api_client import CONNECT_S
-from router.engines.discovery.pod_watch import Gone, WatchFailed
+from router.engines.discovery.informer import Gone, WatchFailed
 from tests.support.podstore import Gone as Compacted
 from tests.support.podstore import Pod, PodStore, expired, pod
 
@@ -25,12 +25,12 @@ SELECTOR = "app=vllm"
 NAMESPACES = ("one", "two")
 ADDRESSES = [f"10.0.0.{number}" for number in range(1, 7)]
 TICK_S = 0.001  # loops wake up a little early
-WATCH_MAX_S = pod_watch.WATCH_S + pod_watch.SPREAD_S
+WATCH_MAX_S = informer.WATCH_S + informer.SPREAD_S
 
 
 @dataclass
 class Asked:
-    """What is asked for: pods by a selector, or one pool; implements `pod_watch.Api`."""
+    """What is asked for: pods by a selector, or one pool; implements `informer.Api`."""
 
     api: MemoryApi
     store: PodStore
@@ -67,7 +67,7 @@ class Watch:
 
 @dataclass
 class MemoryApi:
-    """Implements `pod_watch.Apis`. `poke` after every change of anything."""
+    """Implements `informer.Apis`. `poke` after every change of anything."""
 
     store: PodStore
     random: Random
@@ -133,7 +133,7 @@ class MemoryApi:
         if '"continue"' not in page.decode():
             self.lost.discard(key)
         took_s = asyncio.get_running_loop().time() - asked_s
-        self.dear = self.dear | {key} if took_s >= pod_watch.CHEAP_S else self.dear - {key}
+        self.dear = self.dear | {key} if took_s >= informer.LIST_COST_FLOOR_S else self.dear - {key}
         return page
 
     @asynccontextmanager

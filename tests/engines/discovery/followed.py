@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from router.core.facts.replicas import Replica
+from router.config.schema import DiscoverySettings
+from router.core.types.replicas import Replica
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import SELECTOR
 from tests.support.apiserver import ApiServer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.core.facts.replicas import Replica
+from router.core.types.replicas import Replica
 from router.engines.discovery import dns
 from router.engines.discovery.dns import DnsDiscovery
 

@@ -14,9 +14,9 @@ from random import Random
 import looptime
 import pytest
 
-from router.engines.discovery import pod_watch
+from router.config.schema import DiscoverySettings
+from router.engines.discovery import informer
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
 
 pytestmark = pytest.mark.promise(
@@ -64,7 +64,7 @@ class History(Pods):
     async def recover(self) -> None:
         """Two seconds later the view is the truth."""
         heal_s = self.api.recover()
-        if heal_s and (pod_watch.PAGE_PODS <= 2 or self.api.dear):
+        if heal_s and (informer.PAGE_PODS <= 2 or self.api.dear):
             heal_s += RESYNC_S + WATCH_MAX_S  # lists are not cheap: what was lost is found at the next one that is due
         self.tally["dead or deaf"] += bool(heal_s)
         await asyncio.sleep(heal_s + RECOVERED_S)
@@ -158,8 +158,8 @@ class History(Pods):
 
 def history(seed: int, kind: type[History] = History) -> Counter[str]:
     """One, in a loop and a time of its own."""
-    pages = pod_watch.PAGE_PODS
-    pod_watch.PAGE_PODS = 50 if seed % 2 else 2  # one page, and the long way
+    pages = informer.PAGE_PODS
+    informer.PAGE_PODS = 50 if seed % 2 else 2  # one page, and the long way
     loop = looptime.new_event_loop()
     try:
         run = kind(seed)
@@ -167,7 +167,7 @@ def history(seed: int, kind: type[History] = History) -> Counter[str]:
     except AssertionError as error:
         raise AssertionError(f"history {seed}: {error}") from error
     finally:
-        pod_watch.PAGE_PODS = pages
+        informer.PAGE_PODS = pages
         loop.close()
     return run.tally
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from router.engines.discovery import pod_watch
+from router.config.schema import DiscoverySettings
+from router.engines.discovery import informer
 from router.engines.discovery.api_client import ApiClient
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import SELECTOR
 from tests.engines.discovery.followed import Followed
 from tests.support.apiserver import ApiServer
@@ -72,7 +72,7 @@ async def test_not_ready_for_a_while(api: ApiServer, tmp_path: Path) -> None:
 
 async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is yielded before the last page is there."""
-    monkeypatch.setattr(pod_watch, "PAGE_PODS", 2)
+    monkeypatch.setattr(informer, "PAGE_PODS", 2)
     for number in range(2, 8):
         api.store.create(pod(f"p{number}", ip=f"10.0.0.{number}"))
     async with Followed(api, tmp_path) as view:
@@ -110,7 +110,7 @@ async def test_another_cause_is_told(
     api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outage that goes on for another reason than it began is one outage, and its log says both."""
-    monkeypatch.setattr(pod_watch, "TOLD_AGAIN_S", 0.0)
+    monkeypatch.setattr(informer, "RELOG_INTERVAL_S", 0.0)
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         await api.down()
@@ -182,9 +182,9 @@ async def test_compacted_version(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_status: bool
 ) -> None:
     """410, as a status or as an event: pods are listed again, and nobody is told that the view is stale."""
-    monkeypatch.setattr(pod_watch, "PAGE_PODS", 1)
-    monkeypatch.setattr(pod_watch, "WATCH_S", 1)
-    monkeypatch.setattr(pod_watch, "SPREAD_S", 0)
+    monkeypatch.setattr(informer, "PAGE_PODS", 1)
+    monkeypatch.setattr(informer, "WATCH_S", 1)
+    monkeypatch.setattr(informer, "SPREAD_S", 0)
     api.gone_as_status, api.bookmark_s = as_status, 100.0
     api.store.create(pod("b", ip="10.0.0.2"))
     async with Followed(api, tmp_path) as view:
@@ -200,9 +200,9 @@ async def test_compacted_version(
 
 async def test_half_open_watch(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose connection is dead is found out when the next one is due."""
-    monkeypatch.setattr(pod_watch, "WATCH_S", 1)
-    monkeypatch.setattr(pod_watch, "SPREAD_S", 0)
-    monkeypatch.setattr(pod_watch, "PAGE_S", 0.2)
+    monkeypatch.setattr(informer, "WATCH_S", 1)
+    monkeypatch.setattr(informer, "SPREAD_S", 0)
+    monkeypatch.setattr(informer, "PAGE_S", 0.2)
     async with Followed(api, tmp_path) as view:
         await view.until_names("a")
         api.stalled = True

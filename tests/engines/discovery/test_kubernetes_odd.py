@@ -17,9 +17,9 @@ import trustme
 from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
-from router.engines.discovery import pod_watch
+from router.config.schema import DiscoverySettings
+from router.engines.discovery import informer
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import NAMESPACES, SELECTOR, Pods
 from tests.engines.discovery.followed import Followed
 from tests.support.apiserver import ApiServer
@@ -225,7 +225,7 @@ async def test_a_watch_that_breaks_is_not_gone_on_with(
 ) -> None:
     """What breaks a watch may have lost its last events, which an API server in trouble never tells again: pods are
     listed, also where a list is dear."""
-    monkeypatch.setattr(pod_watch, "PAGE_PODS", 1)
+    monkeypatch.setattr(informer, "PAGE_PODS", 1)
     api.store.create(pod("b", ip="10.0.0.2"))
     async with Followed(api, tmp_path) as view:
         await view.until_names("a", "b")

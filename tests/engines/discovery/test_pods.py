@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Replica
-from router.engines.discovery.pods import PodSeen, PodView, Rule, read, replicas_of
+from router.core.types.replicas import Replica
+from router.engines.discovery.pods import ParsedPod, PodMapping, PodView, read, replicas_of
 from tests.engines.discovery.test_dns import SPECIAL
 from tests.support.podstore import Pod, merged, pod
 
 
-def seen(what: Pod, **changes: Any) -> PodSeen:
+def seen(what: Pod, **changes: Any) -> ParsedPod:
     """What is read of a pod, merged with changes of its parts."""
     found = read(json.dumps(merged(what, changes)).encode(), RULE)
     assert found is not None
     return found
 
 
-RULE = Rule()
+RULE = PodMapping()
 A = merged(pod("a"), {"metadata": {"uid": "u", "resourceVersion": "7"}})
 
 
-def replica(found: PodSeen) -> Replica | None:
+def replica(found: ParsedPod) -> Replica | None:
     """That a pod is, and ready."""
     ready = [one for claim in found.claims for one in claim.replicas if one.ready]
     return ready[0] if ready else None
@@ -45,7 +45,7 @@ def containers(*ports: list[tuple[str, int]], kind: str = "containers") -> dict[
     }
 
 
-def port_of(spec: dict[str, Any], rule: Rule = RULE, **annotations: str) -> int | str:
+def port_of(spec: dict[str, Any], rule: PodMapping = RULE, **annotations: str) -> int | str:
     """The port that is found in a pod with this spec, or why there is none."""
     bare = {**A, "spec": spec, "metadata": {**A["metadata"], "annotations": annotations}}
     found = read(json.dumps(bare).encode(), rule)
@@ -79,7 +79,7 @@ def test_where_requests_are_split_a_pod_has_all_its_addresses() -> None:
         ([f"10.0.0.{n}" for n in range(9)], ()),
     ):
         raw = json.dumps(merged(A, {"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": ip} for ip in ips]}})).encode()
-        for rule, expected in ((Rule(split=True), hosts), (RULE, ())):
+        for rule, expected in ((PodMapping(split=True), hosts), (RULE, ())):
             found = read(raw, rule)
             assert found is not None
             one = replica(found)
@@ -99,7 +99,7 @@ def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> N
     assert found.claims == ()
     assert "no replica may be" in found.why
     raw = json.dumps(merged(A, {"status": {"podIP": address}})).encode()
-    local = read(raw, Rule(loopback=True))
+    local = read(raw, PodMapping(loopback=True))
     assert local is not None
     assert (replica(local) is not None) == (address in ("127.0.0.1", "127.8.8.8", "::1"))
 
@@ -139,9 +139,9 @@ def test_port() -> None:
     ports have to be asked for by name or number."""
     two = containers([("http", 8000), ("metrics", 9000)], [("web", 80)])
     assert port_of(two) == 8000
-    assert port_of(two, Rule(port="web")) == 80
-    assert port_of(two, Rule(port="1234")) == 1234
-    assert port_of(two, Rule(port="web"), **{"warmroute/port": "metrics"}) == 9000
+    assert port_of(two, PodMapping(port="web")) == 80
+    assert port_of(two, PodMapping(port="1234")) == 1234
+    assert port_of(two, PodMapping(port="web"), **{"warmroute/port": "metrics"}) == 9000
     assert port_of(two, **{"warmroute/port": "9000"}) == 9000
     assert port_of(containers([("api", 7000)])) == 7000
     sidecars = containers([("http", 5000)], kind="initContainers")
@@ -231,13 +231,13 @@ def test_events_told_again_change_nothing() -> None:
     versions = [merged(A, {"metadata": {"resourceVersion": str(version)}}) for version in range(1, 5)]
     raws = [msgspec.Raw(json.dumps(version).encode()) for version in versions]
     view.replace(view.read([raws[0]]), "1")
-    assert view.hear(raws[0], deleted=False) is None
-    assert view.hear(raws[1], deleted=False) is not None
-    assert view.hear(raws[2], deleted=False) is not None
-    assert view.hear(raws[1], deleted=False) is None
+    assert view.apply_event(raws[0], deleted=False) is None
+    assert view.apply_event(raws[1], deleted=False) is not None
+    assert view.apply_event(raws[2], deleted=False) is not None
+    assert view.apply_event(raws[1], deleted=False) is None
     assert (view.objects["a"].version, view.version) == ("3", "3")
-    assert view.hear(raws[2], deleted=True) is not None
-    assert view.hear(raws[2], deleted=False) is None
+    assert view.apply_event(raws[2], deleted=True) is not None
+    assert view.apply_event(raws[2], deleted=False) is None
     assert view.objects == {}
 
 

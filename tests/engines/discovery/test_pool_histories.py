@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
+from router.config.schema import DiscoverySettings
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import NAMESPACES
 from tests.engines.discovery.test_histories import RESYNC_S, RUNS, SHARES, History, history
 from tests.support.podstore import Pod, pool

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.discovery.pods import ACTIVE_PORTS, ACTIVE_PORTS_ONCE, PodView, Rule, read, replicas_of
-from router.engines.discovery.pools import LABELS_MAX, Members, PoolSeen, PoolView, read_pool
+from router.engines.discovery.pods import ACTIVE_PORTS, ACTIVE_PORTS_ONCE, PodMapping, PodView, read, replicas_of
+from router.engines.discovery.pools import LABELS_MAX, ParsedPool, PoolSelector, PoolView, read_pool
 from tests.engines.discovery.test_pods import JSON, _paths
 from tests.support.podstore import merged, pod, pool
 
 A = merged(pool("a"), {"metadata": {"resourceVersion": "7"}})
 
 
-def seen(**changes: Any) -> PoolSeen:
+def seen(**changes: Any) -> ParsedPool:
     """What is read of the pool, merged with changes of its parts."""
     found = read_pool(json.dumps(merged(A, changes)).encode())
     assert found is not None
@@ -32,14 +32,14 @@ def test_what_a_pool_is() -> None:
     found = seen(spec={"selector": {"matchLabels": None}} | {"targetPorts": [{"number": 8001}, {"number": 8000}]})
     assert found.trouble
     found = seen(spec={"selector": {"matchLabels": {"app": None} | labels}, "targetPorts": [{"number": 8001}]})
-    assert found.members == Members("app.example.com/name=vllm,role=decode", (8001,))
+    assert found.members == PoolSelector("app.example.com/name=vllm,role=decode", (8001,))
     assert (found.version, found.trouble, found.picker, found.failure_mode) == ("7", "", "picker:9002", "FailOpen")
 
 
 def test_a_pool_without_a_picker() -> None:
     """The picker may be left out (1.5 of the extension), and a pool that says no failure mode closes, as defined."""
     found = seen(spec={"endpointPickerRef": None})
-    assert (found.members, found.picker) == (Members("app=vllm", (8000,)), "")
+    assert (found.members, found.picker) == (PoolSelector("app=vllm", (8000,)), "")
     assert seen(spec={"endpointPickerRef": {"failureMode": None}}).failure_mode == "FailClose"
 
 
@@ -73,7 +73,7 @@ def test_a_pool_that_is_being_deleted_is_none() -> None:
     view.replace(view.read([msgspec.Raw(json.dumps(A).encode())]), "7")
     assert view.pool is not None
     going = merged(A, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "8"}})
-    view.hear(msgspec.Raw(json.dumps(going).encode()), deleted=False)
+    view.apply_event(msgspec.Raw(json.dumps(going).encode()), deleted=False)
     assert view.pool is None
 
 
@@ -92,7 +92,7 @@ def test_each_port_of_a_pod_is_a_replica() -> None:
     port does not count, since the gateway goes by the pool's. lwepp TestEndpointMetadata."""
     annotations = {"warmroute/port": "9999", "warmroute/kv-events-port": "5557", "warmroute/kv-replay-port": "6557"}
     raw = json.dumps(pod("a", port=8001, annotations=annotations)).encode()
-    found = read(raw, Rule(ports=(8000, 8001)))
+    found = read(raw, PodMapping(ports=(8000, 8001)))
     assert found is not None
     assert found.why == ""
     replicas, left_out = replicas_of(found.claims, {}, 10)
@@ -115,7 +115,7 @@ def test_each_port_of_a_pod_is_a_replica() -> None:
 def test_a_port_beyond_the_last_is_no_address() -> None:
     """Events of a rank whose port would be above 65535 are told to be wrong, and the engine is used all the same."""
     raw = json.dumps(pod("a", annotations={"warmroute/kv-events-port": "65535"})).encode()
-    found = read(raw, Rule(ports=(8000, 8001)))
+    found = read(raw, PodMapping(ports=(8000, 8001)))
     assert found is not None
     assert [[each.events for each in claim.replicas] for claim in found.claims] == [["tcp://10.0.0.1:65535", ""]]
 
@@ -136,7 +136,7 @@ def test_a_pod_may_say_which_ports_are_active(annotations: dict[str, str], ports
     """lwepp TestActivePortFiltering, TestActivePortEndpointRemoval and TestExtractActivePorts: the pool's ports are
     those that may serve, and a pod's annotation says which do; each keeps its rank, and with it its events."""
     raw = json.dumps(pod("a", annotations=annotations | {"warmroute/kv-events-port": "5557"})).encode()
-    found = read(raw, Rule(ports=(8000, 8001, 8002)))
+    found = read(raw, PodMapping(ports=(8000, 8001, 8002)))
     assert found is not None
     assert found.why == ""
     events = {each.id: each.events for each in replicas_of(found.claims, {}, 10)[0]}
@@ -148,7 +148,7 @@ def test_members_on_their_nodes_network() -> None:
     host = {"spec": {"hostNetwork": True}}
     claims = []
     for name, ports in (("a", (8000, 8001)), ("b", (8002,))):
-        found = read(json.dumps(merged(pod(name), host)).encode(), Rule(ports=ports))
+        found = read(json.dumps(merged(pod(name), host)).encode(), PodMapping(ports=ports))
         assert found is not None
         claims += found.claims
     replicas, _ = replicas_of(claims, {}, 10)
@@ -166,7 +166,7 @@ def test_a_pod_of_two_pools_is_in_both() -> None:
 
 
 def _read(raw: bytes, port: int) -> list[Any]:
-    view = PodView(Rule(ports=(port,)))
+    view = PodView(PodMapping(ports=(port,)))
     view.replace(view.read([msgspec.Raw(raw)]), "1")
     return view.claims()
 

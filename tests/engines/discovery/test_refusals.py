@@ -9,9 +9,9 @@ from random import Random
 import looptime
 import pytest
 
-from router.engines.discovery import pod_watch
+from router.config.schema import DiscoverySettings
+from router.engines.discovery import informer
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import SELECTOR, MemoryApi
 from tests.support.podstore import PodStore, pod
 
@@ -44,7 +44,7 @@ def test_a_refusal_is_not_asked_again_at_once(
         await asyncio.sleep(HOUR_S)
         assert least <= api.asked <= most
         told = [record for record in caplog.records if record.message == "discovery is stale"]
-        assert len(told) == HOUR_S // pod_watch.STILL_S
+        assert len(told) == HOUR_S // informer.STILL_S
         assert not first.done()
         api.recover()
         await asyncio.sleep(2.0)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Replica, ServedModel
-from router.core.fleet.fleet import Fleet
+from router.core.fleet.registry import Fleet
+from router.core.types.replicas import Replica, ServedModel
 from router.engines.discovery import static
 from router.engines.discovery.static import StaticDiscovery
 

@@ -20,7 +20,7 @@ FIND = """
 import asyncio, sys
 import kubernetes
 from router.engines.discovery.kubernetes import KubernetesDiscovery
-from router.settings.schema import DiscoverySettings
+from router.config.schema import DiscoverySettings
 
 async def find():
     assert kubernetes.__file__.startswith(sys.argv[1]), kubernetes.__file__

@@ -7,7 +7,7 @@ import pytest
 from loadtest.common.client import PATHS, Endpoint, body_of
 from loadtest.common.traces import Request
 from router.core.dialects import OPENAI
-from router.core.prompts.blocks import chain_of
+from router.core.prompts.block_keys import chain_of
 
 REQUEST = Request(0.0, 0.0, 700, 20, "test", 64, ((1, 10),), tail="t", cuts=(64,))
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from loadtest.common.report import Row, percentile, print_report, progress_bar, write_json
 from loadtest.common.svg import svg_chart
-from router.telemetry.envelope import commit
+from router.telemetry.report_header import commit
 
 ROWS = [
     Row(workload="agent", policy="round_robin", requests=1200, token_hit_rate=0.25, ttft_p90_s=6.5),
@@ -41,7 +41,7 @@ def test_percentile_of_nothing() -> None:
 
 def test_row_leaves_out_what_does_not_apply() -> None:
     """Unmeasured fields are absent from the JSON, measured zeros are there."""
-    assert Row(workload="w", errors=0, ttft_p50_s=0.1234567891).as_dict() == {
+    assert Row(workload="w", errors=0, ttft_p50_s=0.1234567891).to_dict() == {
         "workload": "w",
         "errors": 0,
         "ttft_p50_s": 0.123457,

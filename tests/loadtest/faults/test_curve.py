@@ -11,10 +11,10 @@ import pytest
 
 from loadtest.common import rivals
 from loadtest.common.report import Row, write_json
+from loadtest.docgen.curve import curve_block
+from loadtest.docgen.markdown import PageError
 from loadtest.faults.bench import Bench, Scale
-from loadtest.faults.curve import CONTINUED, SAMPLES, Talk, _judged, _samples, curve, growth
-from loadtest.pages.curve import curve_block
-from loadtest.pages.markdown import PageError
+from loadtest.faults.curve import CONTINUED, SAMPLES, Talk, _judge_growth, _samples, curve, growth
 
 
 def test_growth_is_that_of_the_second_half() -> None:
@@ -29,9 +29,9 @@ def test_growth_is_that_of_the_second_half() -> None:
 
 def test_growth_that_is_not_known_is_a_row_that_is_missed() -> None:
     """A run without samples, and one with errors, keeps nothing."""
-    assert [row.ok for row in _judged(10, None, Counter(), 10)] == [False, True]
-    assert [row.ok for row in _judged(9, 0.04, Counter({"closed": 1}), 10)] == [True, False]
-    assert [row.ok for row in _judged(10, 0.06, Counter(), 10)] == [False, True]
+    assert [row.ok for row in _judge_growth(10, None, Counter(), 10)] == [False, True]
+    assert [row.ok for row in _judge_growth(9, 0.04, Counter({"closed": 1}), 10)] == [True, False]
+    assert [row.ok for row in _judge_growth(10, 0.06, Counter(), 10)] == [False, True]
 
 
 def test_no_two_requests_are_alike() -> None:
@@ -54,7 +54,10 @@ def test_no_two_requests_are_alike() -> None:
 def test_the_curve_is_rendered(tmp_path: Path) -> None:
     """The page has the curve of a run's JSON, and other documents are refused."""
     file = tmp_path / "curve.json"
-    rows = [*_samples([(n * 50, 100.0 + min(n, 10)) for n in range(21)]), *_judged(1_000, 0.0123, Counter(), 1_000)]
+    rows = [
+        *_samples([(n * 50, 100.0 + min(n, 10)) for n in range(21)]),
+        *_judge_growth(1_000, 0.0123, Counter(), 1_000),
+    ]
     write_json(file, "faults --requests 1000 --json x.json", rows, {rivals.OURS: "1.0"})
     block = curve_block(json.loads(file.read_text()))
     assert "with `python -m loadtest faults --requests 1000 --json curve.json`" in block

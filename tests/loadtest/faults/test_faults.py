@@ -16,16 +16,16 @@ from rich.console import Console
 
 from loadtest.common import rivals
 from loadtest.common.report import Row, write_json
+from loadtest.docgen import command as pages
 from loadtest.faults import command as faults
 from loadtest.faults import matrix
-from loadtest.faults.bench import Bench, FaultAnswer, NotForThis, Run, Scale, row
+from loadtest.faults.bench import Bench, CaseNotApplicable, FaultAnswer, Run, Scale, row
+from loadtest.faults.cases.memory import REPLICAS, Churn, churn
 from loadtest.faults.judge import verdict
 from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
-from loadtest.faults.rows.memory import REPLICAS, Churn, churn
 from loadtest.faults.soak import catches, slope
-from loadtest.pages import command as pages
-from router.core.cache.estimate import PrefixIndex
+from router.core.cache_state.prefix_index import PrefixIndex
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -93,7 +93,11 @@ async def test_with_counts_no_time_is_judged(tmp_path: Path) -> None:
     found = await faults.measure(bench, [1], Console(quiet=True), {1: (late, wrong)})
     assert [(r.case, r.ok) for r in found] == [("time", None), ("never", False), ("count", False), ("fine", True)]
     assert verdict_of(found[0]) == "not judged"
-    assert (bench.scale.of(10, 100), bench.scale.patience_s(1.0), bench.scale.patience_s(20.0)) == (5, 60.0, 200.0)
+    assert (bench.scale.pick_count(10, 100), bench.scale.patience_s(1.0), bench.scale.patience_s(20.0)) == (
+        5,
+        60.0,
+        200.0,
+    )
 
 
 async def test_with_counts_rows_run_side_by_side(tmp_path: Path) -> None:
@@ -132,9 +136,9 @@ def test_errors_are_counted_by_kind() -> None:
 
 
 async def _mixed(bench: Bench) -> list[Row]:
-    async with bench.running(1) as run:
+    async with bench.run_cluster(1) as run:
         answer = await run.ask()
-        seen = await run.seen()
+        seen = await run.fetch_requests()
         return [
             row(1, "answered", 0, not answer.ok),
             row(1, "seen", 1, len(seen)),
@@ -254,9 +258,9 @@ def test_an_index_that_forgets_the_wrong_prompts_is_noticed() -> None:
     churned = Churn(600.0, index, turnover=4.0, sample_every=3)
     churned.run(0)
     *_, (_, name, keys) = [each for each in churned.sample.values() if index.depth(each[1], each[2])]
-    assert churned.out_of_order() == 0
+    assert churned.count_misordered() == 0
     index.drop(name, keys)
-    assert churned.out_of_order() > 0
+    assert churned.count_misordered() > 0
 
 
 # Soak
@@ -282,7 +286,7 @@ def test_a_signal_is_sent_only_to_who_takes_it() -> None:
 
 def test_not_for_this_is_an_error_with_a_reason() -> None:
     """Rows give the reason."""
-    with pytest.raises(NotForThis, match="why"):
+    with pytest.raises(CaseNotApplicable, match="why"):
         Bench(rivals.Rival("other", ()), Scale(), Path()).only_ours("why")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadtest.common.answers import LAST_CHUNK, chunk
-from loadtest.faults.judge import events, finished, verdict
+from loadtest.faults.judge import events, is_finished, verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID, Behaviour
 from loadtest.faults.upstream.floods import FLOODS
@@ -75,7 +75,7 @@ async def test_healthy_streams_finish_and_are_what_the_judge_expects(api: str) -
         body, whole = unchunked((await ask(there.port, api))[0])
     assert whole
     assert body == b"".join(answers.APIS[api].stream(8))
-    assert sum(finished(data) for _, data in events(body)[0]) == 1
+    assert sum(is_finished(data) for _, data in events(body)[0]) == 1
 
 
 @pytest.mark.parametrize("api", answers.APIS)

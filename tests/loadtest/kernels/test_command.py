@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.fake_engine.calibration import CALIBRATIONS
 from loadtest.kernels import command, measure
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.fake_engine.calibration import CALIBRATIONS
 from loadtest.kernels import measure
 from loadtest.kernels.command import SHAPE_OF
 

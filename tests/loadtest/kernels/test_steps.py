@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.engine.calibration import SharedTimes
-from loadtest.engine.command import Engines, EngineSettings
-from loadtest.engine.step import Limits
+from loadtest.fake_engine.calibration import SharedTimes
+from loadtest.fake_engine.command import Engines, EngineSettings
+from loadtest.fake_engine.step import Limits
 from loadtest.kernels import steps, steps_command
 
 LIMITS = Limits(32, 2048, 16)
@@ -53,7 +53,7 @@ def test_noise_of_cells_is_seen_as_error() -> None:
 
 def test_a_coefficient_is_never_negative() -> None:
     """What a fit would put below 0 is left out, and the rest is fitted again."""
-    found = steps.fitted([[1.0, 2.0], [1.0, 4.0], [1.0, 8.0]], [10.0, 9.9, 9.8])
+    found = steps.fit_coefficients([[1.0, 2.0], [1.0, 4.0], [1.0, 8.0]], [10.0, 9.9, 9.8])
     assert found[1] == 0
     assert found[0] == pytest.approx(9.9, rel=0.01)
 

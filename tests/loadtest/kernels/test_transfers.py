@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.engine.host_tier import TierLimits
+from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.kernels import copies, measure, transfer_bench, transfer_rows, transfers
-from router.core.learned.loads import KV_BYTES_PER_TOKEN
+from router.core.estimators.tier_load import KV_BYTES_PER_TOKEN
 
 SCRIPTS = ("copies", "measure", "transfer_bench", "transfer_files", "transfer_rows", "transfers")
 LAYOUT = copies.KvLayout(layers=4, kv_heads=2, head_dim=32)
@@ -55,7 +55,7 @@ def test_every_way_beside_steps_is_one_that_is_measured_alone() -> None:
 
 def test_a_fit_finds_floor_and_slope() -> None:
     """Exact points give back what they were made with, and the speed that follows from the bytes of a token."""
-    found = transfers.fitted(points(0.5, 2e-3), LAYOUT)
+    found = transfers.fit_line(points(0.5, 2e-3), LAYOUT)
     assert (found["floor_ms"], found["token_us"]) == (pytest.approx(0.5), pytest.approx(2.0))
     assert found["gb_per_s"] == pytest.approx(LAYOUT.token_bytes / 2e-6 / 1e9)
     assert found["most_error"] < 1e-9
@@ -63,7 +63,7 @@ def test_a_fit_finds_floor_and_slope() -> None:
 
 def test_no_transfer_takes_less_than_nothing() -> None:
     """Where long transfers are slower by the token, the floor is zero instead of negative, and the error is told."""
-    found = transfers.fitted(points(0.0, 2e-3, more=0.3), LAYOUT)
+    found = transfers.fit_line(points(0.0, 2e-3, more=0.3), LAYOUT)
     assert found["floor_ms"] == 0.0
     assert 2.0 < found["token_us"] < 2.6
     assert 0.05 < found["most_error"] < 0.3
@@ -71,7 +71,7 @@ def test_no_transfer_takes_less_than_nothing() -> None:
 
 def test_numbers_are_kept_with_five_digits() -> None:
     """Floats are rounded wherever they are, and nothing else is changed."""
-    assert transfer_bench.rounded({"a": [1.23456789, 7], "b": (True, "x", 1e-9 / 3)}) == {
+    assert transfer_bench.round_numbers({"a": [1.23456789, 7], "b": (True, "x", 1e-9 / 3)}) == {
         "a": [1.2346, 7],
         "b": [True, "x", 3.3333e-10],
     }

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from loadtest.docgen import transfers as page
 from loadtest.kernels import transfers_command as command
 from loadtest.kernels.command import read_file
-from loadtest.pages import transfers as page
-from router.core.facts.tiers import CPU
-from router.core.learned.loads import FLOOR_MS, GB_PER_S
+from router.core.estimators.tier_load import FLOOR_MS, GB_PER_S
+from router.core.types.tiers import CPU
 
 KEPT = command.read_transfers(command.TRANSFERS)
 

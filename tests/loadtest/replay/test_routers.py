@@ -11,10 +11,10 @@ from rich.console import Console
 
 from loadtest.common.report import Row, envelope
 from loadtest.common.stores import FAULTS
-from loadtest.pages.markdown import PageError
-from loadtest.pages.replayed import replayed_block
+from loadtest.docgen.markdown import PageError
+from loadtest.docgen.replay import replayed_block
 from loadtest.replay.demo import WORKLOADS
-from loadtest.replay.routers import ALONE, FAILING, ONE, SHARING, failing, fleet, goals, run_way, slowest
+from loadtest.replay.routers import ALONE, FAILING, ONE, SHARING, cycle_store_faults, fleet, goals, run_way, slowest
 
 PATIENCE_S = 120.0  # wall seconds that a client waits, since a busy machine is no failure
 SCALE = 40.0
@@ -23,7 +23,9 @@ SCALE = 40.0
 @pytest.mark.long
 async def test_routers_share_a_run() -> None:
     """Requests go to routers in turn, and none fails, with a store and without."""
-    part = WORKLOADS[0].replayed(requests_max=24, output_tokens_max=16, time_scale=SCALE, timeout_s=PATIENCE_S * SCALE)
+    part = WORKLOADS[0].replace_replay(
+        requests_max=24, output_tokens_max=16, time_scale=SCALE, timeout_s=PATIENCE_S * SCALE
+    )
     for way in (SHARING, ALONE):
         row, seen = await run_way(part, way, 2, Console(file=io.StringIO()))
         assert (row.requests, row.failed, seen) == (24, 0, [])
@@ -35,7 +37,7 @@ async def test_a_store_that_fails_comes_back(tmp_path: Path) -> None:
     seen: list[Row] = []
     async with fleet(WORKLOADS[0], FAILING, 2, tmp_path) as at:
         assert at.store is not None
-        work = asyncio.create_task(failing(at, at.store, seen, "agent"))
+        work = asyncio.create_task(cycle_store_faults(at, at.store, seen, "agent"))
         while len(seen) < len(FAULTS) and not work.done():
             await asyncio.sleep(0.05)
         work.cancel()

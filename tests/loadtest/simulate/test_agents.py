@@ -10,12 +10,12 @@ import pytest
 
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request
-from loadtest.simulate.world.placer import Sight
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Turn, Workload, prepare
-from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Choice, Market
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.placer import SimView
+from loadtest.simulate.engine.workload import SimRequest, Workload, prepare
+from loadtest.simulate.engine.world import Simulation
 from router.core.placement.policies.warm import Warm, wait_ms
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 PIECE_TOKENS = 512
 SYSTEM_PIECES = 24  # instructions and tools that all agents of the fleet begin with: some 12,000 tokens
@@ -80,25 +80,25 @@ class Watching:
     same: int = 0  # those that went to that replica itself
     roomy: int = 0  # all for which that replica had room
     all_: int = 0
-    _turn: Turn | None = None
-    _market: Market | None = None
+    _turn: SimRequest | None = None
+    _market: PlacementContext | None = None
     _candidates: Sequence[Candidate] = ()
     _of: dict[tuple[str, str], str] = field(default_factory=dict)  # (session, agent) -> replica of its last prompt
 
-    def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
+    def order_by_ring(self, ring_key: str, ids: Collection[str]) -> list[str]:
         """As the policy has it."""
-        return self.policy.near(ring_key, ids)
+        return self.policy.order_by_ring(ring_key, ids)
 
-    def see(self, sight: Sight) -> None:
+    def see(self, sight: SimView) -> None:
         """Remember whose request is placed next."""
         self._turn = sight.turn
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Let the policy choose."""
         self._market, self._candidates = market, candidates
         return self.policy.choose(market, candidates)
 
-    def placed(self, turn: Turn, replica: str, now_s: float) -> None:
+    def on_placed(self, turn: SimRequest, replica: str, now_s: float) -> None:
         """Count it, if it is a sub-agent's first request."""
         agent, session = turn.request.agent or "", turn.session
         parent = self._of.get((session, ""))
@@ -111,10 +111,10 @@ class Watching:
                 self.same += replica == parent
         self._of[session, agent] = replica
 
-    def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
+    def first_token(self, turn: SimRequest, replica: str, now_s: float) -> None:
         """Nothing is made of it."""
 
-    def ended(self, turn: Turn, replica: str, now_s: float) -> None:
+    def on_ended(self, turn: SimRequest, replica: str, now_s: float) -> None:
         """Nothing is made of it."""
 
     def _has_room(self, replica: str) -> bool:
@@ -140,8 +140,8 @@ def run(seed: int, *, told: bool, routers: int = 1) -> list[Watching]:
         watching.append(Watching())
         return watching[-1]
 
-    setting = Setting(replicas=REPLICAS, seed=seed, routers=routers, share_delay_s=0.005 if routers > 1 else None)
-    result = World(workload, setting, policy).run()
+    setting = ClusterSpec(replicas=REPLICAS, seed=seed, routers=routers, share_delay_s=0.005 if routers > 1 else None)
+    result = Simulation(workload, setting, policy).run()
     assert not [sent for sent in result.sent if sent.failure]
     return watching
 

@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 
 from loadtest.common.traces import Request
-from loadtest.engine.request import EngineRequest
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
-from loadtest.simulate.world.world import Result, World
+from loadtest.fake_engine.request import EngineRequest
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.workload import SimRequest, Workload, open_workload, prepare
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
 
 BLOCK, REQUESTS = 64, 100
 LENGTHS = {"short": (100, 200), "long": (300, 4_000)}
-SETTING = Setting(replicas=3)
+SETTING = ClusterSpec(replicas=3)
 NO_BOUNDS = [name for name, row in ROWS.items() if not row.bound]
 
 
 def workload(lengths: str) -> Workload:
     """Requests that come within two seconds, of five groups with a prefix each; the answers alone differ."""
     rng, answers = random.Random(1), random.Random(2)
-    turns: list[Turn] = []
+    turns: list[SimRequest] = []
     for number in range(REQUESTS):
         group, prompt_tokens = rng.randrange(5), 64 * rng.randint(12, 60)
         runs = ((1_000 * group, 10), (10_000 + 100 * number, prompt_tokens // 64 - 10))
@@ -38,9 +38,9 @@ def placed(result: Result) -> list[str]:
     return [sent.lease.replica if sent.lease is not None else "" for sent in result.sent]
 
 
-def runs(row: str, setting: Setting) -> list[Result]:
+def runs(row: str, setting: ClusterSpec) -> list[Result]:
     """A run for each kind of lengths; all requests come before any answer ends."""
-    results = [World(workload(lengths), setting, ROWS[row].make).run() for lengths in LENGTHS]
+    results = [Simulation(workload(lengths), setting, ROWS[row].make).run() for lengths in LENGTHS]
     for result in results:
         ended_s = min(sent.due_s + (sent.e2e_s or 0.0) for sent in result.sent)
         assert max(sent.due_s for sent in result.sent) < ended_s
@@ -59,10 +59,10 @@ def test_what_is_to_come_changes_no_placement(row: str, grade: str) -> None:
     assert len(set(placed(first))) > (row == "warm"), "a rule may send all to one"
 
 
-class Keyed(World):
+class Keyed(Simulation):
     """Notes the key of each answer's first block, by request."""
 
-    def _request(self, number: int, turn: Turn, source: str = "") -> EngineRequest:
+    def _request(self, number: int, turn: SimRequest, source: str = "") -> EngineRequest:
         request = super()._request(number, turn, source)
         self.first_keys = {**getattr(self, "first_keys", {}), number: request.keys[len(turn.engine_keys)]}
         return request

@@ -9,26 +9,26 @@ from math import inf
 import pytest
 
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import Calibration, LinearTimes
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.results.race import shortened
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.rules.bounds.clairvoyant import Clairvoyant, Future
-from loadtest.simulate.rules.bounds.one_cache import SharedCache
-from loadtest.simulate.rules.bounds.truth import Truth, work
+from loadtest.fake_engine.calibration import Calibration, LinearTimes
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
+from loadtest.simulate.engine.shared_cache import known_depth
+from loadtest.simulate.engine.workload import SimRequest, Workload, open_workload, prepare
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.policies.bounds.clairvoyant import Clairvoyant, Future
+from loadtest.simulate.policies.bounds.ground_truth import GroundTruth, work
+from loadtest.simulate.policies.bounds.shared_cache import SharedCache
+from loadtest.simulate.results.metrics import row_of
+from loadtest.simulate.results.race import shorten_workload
 from loadtest.simulate.scenarios.generated import Pieces, scenario
-from loadtest.simulate.scenarios.table import SCENARIOS, Scenario
-from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.shared_cache import known_depth
-from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
-from loadtest.simulate.world.world import Result, World
+from loadtest.simulate.scenarios.registry import SCENARIOS, Scenario
 
 BLOCK = 128
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-9, read_s=1e-7)
-SETTING = Setting(replicas=2, calibration=Calibration(TIMES, 100 * BLOCK, 100 * BLOCK))
+SETTING = ClusterSpec(replicas=2, calibration=Calibration(TIMES, 100 * BLOCK, 100 * BLOCK))
 
 
-def turn_of(number: int, at_s: float, blocks: range, tail: int = 0) -> Turn:
+def turn_of(number: int, at_s: float, blocks: range, tail: int = 0) -> SimRequest:
     """A prompt of blocks by number and `tail` tokens that are its own; 20 tokens of answer."""
     runs = ((blocks.start, len(blocks)),)
     tokens = len(blocks) * BLOCK + tail
@@ -36,9 +36,9 @@ def turn_of(number: int, at_s: float, blocks: range, tail: int = 0) -> Turn:
     return prepare([(f"s{number}", request)], BLOCK, output_tokens_max=20)[0]
 
 
-def run(workload: Workload, row: str, setting: Setting = SETTING) -> Result:
+def run(workload: Workload, row: str, setting: ClusterSpec = SETTING) -> Result:
     """One run of a row."""
-    return World(workload, setting, ROWS[row].make).run()
+    return Simulation(workload, setting, ROWS[row].make).run()
 
 
 def test_any_replica_finds_what_one_computed() -> None:
@@ -55,7 +55,7 @@ def test_any_replica_finds_what_one_computed() -> None:
 
 def test_a_bound_has_room_for_all_that_runs() -> None:
     """Two prompts of 60 blocks run at once on a replica of 100, and what was computed is never evicted."""
-    one = Setting(replicas=1, calibration=SETTING.calibration)
+    one = ClusterSpec(replicas=1, calibration=SETTING.calibration)
     asked = [turn_of(0, 0.0, range(60)), turn_of(1, 2.0, range(100, 160)), turn_of(2, 2.0, range(60))]
     late = {}
     for row in ("shared_cache", "round_robin"):
@@ -76,20 +76,20 @@ def test_nobody_computes_what_another_computes_now() -> None:
 
 def ladder() -> Scenario:
     """Ten system prompts, of which the caches of two replicas hold no more than they can use at a time."""
-    setting = Setting(replicas=2, kv_tokens=40_000)
+    setting = ClusterSpec(replicas=2, kv_tokens=40_000)
     return scenario("ladder", "at", setting, lambda _, n: Pieces(n % 10, 15, n, 3, 200), requests=80)
 
 
 def one_group() -> Scenario:
     """One prefix for all."""
     made = SCENARIOS["one_group"]("at", 1)
-    return replace(made, workload=shortened(made.workload, 80))
+    return replace(made, workload=shorten_workload(made.workload, 80))
 
 
 def mooncake() -> Scenario:
     """Where conversations have had time to come back."""
     made = SCENARIOS["mooncake"]("above", 2)
-    return replace(made, workload=replace(shortened(made.workload, 220), warm_up=100))
+    return replace(made, workload=replace(shorten_workload(made.workload, 220), warm_up=100))
 
 
 PARTING = ("remaining_work", "total_length", "dynamo_cold_pool")
@@ -102,7 +102,7 @@ def test_no_row_passes_the_shared_cache(make: Callable[[], Scenario]) -> None:
     """Its 90th percentile of time to first token is nobody's to beat by more than 3 %, and neither is its median, but
     for rules that part requests by their length."""
     made = make()
-    rows = {name: row_of(made, World(made.workload, made.setting, ROWS[name].make).run()) for name in ROWS}
+    rows = {name: row_of(made, Simulation(made.workload, made.setting, ROWS[name].make).run()) for name in ROWS}
     bound = rows["shared_cache"]
     assert bound.ttft_p90_s
     assert bound.ttft_p50_s
@@ -114,7 +114,7 @@ def test_no_row_passes_the_shared_cache(make: Callable[[], Scenario]) -> None:
 def test_the_shared_cache_outlives_a_restart() -> None:
     """A replica that lost its own still finds what all computed."""
     asked = [turn_of(0, 0.0, range(20), 5), turn_of(1, 5.0, range(20), 5)]
-    setting = Setting(replicas=1, calibration=SETTING.calibration, faults=(Fault("restart", 2.0, lasts_s=1.0),))
+    setting = ClusterSpec(replicas=1, calibration=SETTING.calibration, faults=(Fault("restart", 2.0, lasts_s=1.0),))
     assert run(open_workload("restart", asked, BLOCK), "shared_cache", setting).sent[1].cached_tokens == 20 * BLOCK
 
 
@@ -134,20 +134,20 @@ def test_depth_is_found_by_bisection(known: int) -> None:
 @pytest.mark.parametrize("before", range(6))
 def test_the_truth_tells_when_a_first_token_comes(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind prefills longer than a step, and decodes, the prediction is right to a tenth unless more come later."""
-    predicted: dict[Turn, float] = {}
-    tell = Truth.placed
+    predicted: dict[SimRequest, float] = {}
+    tell = GroundTruth.add_waiting
 
-    def noting(self: Truth, turn: Turn, replica: str, its_work: tuple[int, float]) -> None:
+    def noting(self: GroundTruth, turn: SimRequest, replica: str, its_work: tuple[int, float]) -> None:
         predicted[turn] = self.first_token_s(replica, its_work, turn.at_s)
         tell(self, turn, replica, its_work)
 
-    monkeypatch.setattr(Truth, "placed", noting)
+    monkeypatch.setattr(GroundTruth, "add_waiting", noting)
     times = Calibration(TIMES, 10_000 * BLOCK, 131_072)
     starts = (0.0, 0.7, 0.8, 1.5, 3.1, 6.0)
     asked = [
         turn_of(n, at_s, range(1_000 * n, 1_000 * n + 40 * (n + 1))) for n, at_s in enumerate(starts[: before + 1])
     ]
-    result = run(open_workload("busy", asked, BLOCK), "shared_cache", Setting(replicas=1, calibration=times))
+    result = run(open_workload("busy", asked, BLOCK), "shared_cache", ClusterSpec(replicas=1, calibration=times))
     assert predicted[asked[-1]] == pytest.approx(result.sent[-1].ttft_s, rel=0.1)
 
 
@@ -190,7 +190,7 @@ def test_routers_of_one_world_share_what_a_bound_knows(row: str) -> None:
     workload = open_workload("routers", asked, BLOCK)
     placed = []
     for routers in (1, 2):
-        setting = Setting(replicas=3, calibration=Calibration(TIMES, 1_000 * BLOCK, 1_000 * BLOCK), routers=routers)
+        setting = ClusterSpec(replicas=3, calibration=Calibration(TIMES, 1_000 * BLOCK, 1_000 * BLOCK), routers=routers)
         placed.append([sent.ttft_s for sent in run(workload, row, setting).sent])
     assert placed[0] == placed[1]
 

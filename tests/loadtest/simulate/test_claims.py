@@ -26,9 +26,9 @@ from loadtest.simulate.results.claims import (
     ClaimsError,
     Figure,
     beaten_bounds,
+    compute_mean_interval,
     judge,
-    missed,
-    paired,
+    list_missed,
 )
 
 SEEDS = range(6, 16)
@@ -74,7 +74,7 @@ def test_all_holds() -> None:
     judged = judge([*rows("warm", 1.0), *yardsticks(), *rows("other", 1.2)])
     told = {row.goal for row in judged if row.ok is None}
 
-    assert missed(judged) == []
+    assert list_missed(judged) == []
     assert told == {GOODPUT, MEAN}
     assert {(row.goal, row.policy) for row in judged if row.ok and "never" in (row.goal or "")} == {
         (figure.never, name) for figure in FIGURES for name in ("round_robin", "least_loaded")
@@ -117,7 +117,7 @@ def test_goodput_is_told_in_points_and_not_judged(share: float) -> None:
     claim = next(row for row in judged if row.goal == GOODPUT)
 
     assert (claim.ok, claim.got) == (None, pytest.approx(share - 0.9))
-    assert missed(judged) == []
+    assert list_missed(judged) == []
 
 
 def test_bounds_and_own_variants_are_no_rivals() -> None:
@@ -161,7 +161,7 @@ def test_an_earlier_warm_is_the_measure_of_the_mean(ratio: float, ok: bool, tmp_
     claim = next(row for row in judge(now, baseline.read(path)) if row.goal == BASELINE)
 
     assert (claim.ok, claim.got) == (ok, pytest.approx(ratio))
-    assert any(BASELINE in line for line in missed([claim])) is not ok
+    assert any(BASELINE in line for line in list_missed([claim])) is not ok
     assert not any(row.goal == BASELINE for row in judge(now, {("x", "at"): {6: (1.0, 1.0)}}))
     path.write_text("{}")
     with pytest.raises(baseline.BaselineError, match="not a baseline"):
@@ -180,7 +180,7 @@ def test_never_worse_than_the_yardsticks(ratio: float, ok: bool) -> None:
     for figure in FIGURES:
         assert claims[figure.never, "round_robin"].ok is ok
         assert claims[figure.never, "least_loaded"].ok
-    assert sum("round_robin" in line and "never" in line for line in missed(judged)) == (0 if ok else 3)
+    assert sum("round_robin" in line and "never" in line for line in list_missed(judged)) == (0 if ok else 3)
 
 
 def test_whoever_is_held_while_the_fleet_is_idle_is_a_miss() -> None:
@@ -190,7 +190,7 @@ def test_whoever_is_held_while_the_fleet_is_idle_is_a_miss() -> None:
     held[3].held_while_idle = 1
     claim = verdicts(held)[HELD]
     assert (claim.ok, claim.got) == (False, 1)
-    assert "1, 0 allowed" in missed([claim])[0]
+    assert "1, 0 allowed" in list_missed([claim])[0]
 
 
 @pytest.mark.parametrize(("load", "p99_s", "ok"), [("above", 60.0, True), ("twice", 61.0, False), ("at", 99.0, None)])
@@ -231,8 +231,8 @@ def test_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     """Of samples of a normal distribution drawn by its quantiles, as many intervals hold the mean as should."""
     rng, normal, held = Random(7), NormalDist(0.0, 1.0), 0
     for _ in range(2_000):
-        _, low, high = paired([normal.inv_cdf(rng.random()) for _ in range(5)])
+        _, low, high = compute_mean_interval([normal.inv_cdf(rng.random()) for _ in range(5)])
         held += low <= 0 <= high
 
     assert 0.935 <= held / 2_000 <= 0.965
-    assert paired([0.3]) == (0.3, 0.3, 0.3)
+    assert compute_mean_interval([0.3]) == (0.3, 0.3, 0.3)

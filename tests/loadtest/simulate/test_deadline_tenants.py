@@ -9,16 +9,16 @@ from itertools import chain
 
 import pytest
 
-from loadtest.simulate.results.race import settled
-from loadtest.simulate.rules import ROWS
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.with_admission import SimulationWithAdmission
+from loadtest.simulate.engine.workload import open_workload
+from loadtest.simulate.engine.world import SimulatedRequest
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.results.race import freeze_objects
 from loadtest.simulate.scenarios import generated
 from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, Pieces
-from loadtest.simulate.scenarios.mixed import mixed_classes
+from loadtest.simulate.scenarios.priority_mix import mixed_classes
 from loadtest.simulate.scenarios.scenario import LOADS
-from loadtest.simulate.world.admitted import AdmittedWorld
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import open_workload
-from loadtest.simulate.world.world import SimulatedRequest
 
 REQUESTS = 2_000
 VICTIM, OTHER = "victim", "other"
@@ -31,7 +31,7 @@ def prompts() -> Asked:
     parts = [Pieces(1_000 + n, 0, n, rng.randint(3, 15), 40) for n in range(REQUESTS)]
     turns = generated.turns_of("victim", parts, generated.poisson(rng, REQUESTS, 1.0))
     LOADS.setdefault("1.2", 1.2)
-    generated.loaded("victim", "1.2", turns, Setting(replicas=4), 1.0)
+    generated.scale_to_load("victim", "1.2", turns, ClusterSpec(replicas=4), 1.0)
     return [(turn.at_s, part, VICTIM) for turn, part in zip(turns, parts, strict=True)]
 
 
@@ -42,8 +42,12 @@ def run(asked: Asked, within_s: float | None) -> tuple[list[SimulatedRequest], l
     tenants = {number: tenant for number, (_, _, tenant) in enumerate(asked)}
     due = {number: within_s for number, tenant in tenants.items() if tenant == OTHER and within_s is not None}
     workload = open_workload("tenants", turns, BLOCK_TOKENS)
-    with settled():
-        sent = AdmittedWorld(workload, Setting(replicas=4), ROWS["warm"].make, due, tenants=tenants).run().sent
+    with freeze_objects():
+        sent = (
+            SimulationWithAdmission(workload, ClusterSpec(replicas=4), ROWS["warm"].make, due, tenants=tenants)
+            .run()
+            .sent
+        )
     split: tuple[list[SimulatedRequest], list[SimulatedRequest]] = ([], [])
     for each in sent:
         split[tenants[each.turn.number] == OTHER].append(each)
@@ -93,8 +97,8 @@ def test_a_deadline_that_no_idle_replica_keeps_reserves_nothing() -> None:
 def kept(within_s: Mapping[int, float], tenants: Mapping[int, str], told: Mapping[int, float]) -> tuple[float, int]:
     """Part of the first tokens within those times, and the number of batches that were refused, in the mix `half`."""
     scenario, _ = mixed_classes("half", 6)
-    with settled():
-        world = AdmittedWorld(scenario.workload, scenario.setting, ROWS["warm"].make, told, tenants=tenants)
+    with freeze_objects():
+        world = SimulationWithAdmission(scenario.workload, scenario.setting, ROWS["warm"].make, told, tenants=tenants)
         sent = world.run().sent
     asked = [each for each in sent if each.turn.number in within_s]
     in_time = [each for each in asked if each.ttft_s is not None and each.ttft_s <= within_s[each.turn.number]]

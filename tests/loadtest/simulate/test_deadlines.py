@@ -8,6 +8,10 @@ from functools import cache
 import pytest
 
 from loadtest.common.report import Row
+from loadtest.simulate.engine.placer import SimView
+from loadtest.simulate.engine.with_admission import SimulationWithAdmission
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies.llmd_slo import LlmdSlo
 from loadtest.simulate.results.deadlines import (
     LLMD_SLO,
     PLAIN,
@@ -19,14 +23,10 @@ from loadtest.simulate.results.deadlines import (
     lines,
     run_deadlines,
 )
-from loadtest.simulate.rules.llmd_slo import LlmdSlo
-from loadtest.simulate.scenarios.mixed import MIXES, mixed_classes
-from loadtest.simulate.world.admitted import AdmittedWorld
-from loadtest.simulate.world.placer import Sight
-from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Grade, Market
+from loadtest.simulate.scenarios.priority_mix import MIXES, mixed_classes
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.core.types.placements import Candidate, Confidence, PlacementContext
 
 MISSED = "classes: in time, over first come, first served: at least"
 
@@ -63,7 +63,7 @@ def test_without_deadlines_every_request_goes_where_it_went() -> None:
     """While no replica is full, the product's admission changes no placement and no time of a world without it."""
     scenario, _ = mixed_classes("half", 2, requests=300)
     workload, setting, make = scenario.workload, scenario.setting, POLICIES["warm"]
-    worlds = World(workload, setting, make), AdmittedWorld(workload, setting, make, {})
+    worlds = Simulation(workload, setting, make), SimulationWithAdmission(workload, setting, make, {})
     plain, admitted = (
         [(each.lease and each.lease.replica, each.ttft_s, each.e2e_s) for each in world.run().sent] for world in worlds
     )
@@ -95,10 +95,10 @@ def _chosen(within_s: dict[int, float], of: list[tuple[float, int]], held: tuple
     name, and open requests; it holds so much of 1,000 tokens."""
     rule, turn = LlmdSlo(within_s), mixed_classes("half", 1, requests=1)[0].workload.sessions[0][0]
     router = Router(rule, index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
-    rule.see(Sight(router, turn, 0.0))
+    rule.see(SimView(router, turn, 0.0))
     candidates = [
-        Candidate(f"{ms:.0f}", tokens, 1_000 - tokens, ms, 0.0, 0.0, 0.0, streams, 0, Grade.ESTIMATED, tokens)
+        Candidate(f"{ms:.0f}", tokens, 1_000 - tokens, ms, 0.0, 0.0, 0.0, streams, 0, Confidence.ESTIMATED, tokens)
         for (ms, streams), tokens in zip(of, held, strict=False)
     ]
-    market = Market("k", 0.0, 1.0, 0.0)
+    market = PlacementContext("k", 0.0, 1.0, 0.0)
     return Counter(rule.choose(market, candidates).id for _ in range(1_000))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.simulate.scenarios import drawn
-from loadtest.simulate.world.capacity import capacity_rps, pooled_hits
+from loadtest.simulate.engine.capacity import capacity_rps, pooled_hits
+from loadtest.simulate.scenarios import random_workloads
 
 BLOCK_TOKENS = 64
 
@@ -14,9 +14,9 @@ BLOCK_TOKENS = 64
 def test_drawn_workloads_are_all_sorts() -> None:
     """Seeds draw clusters of all sizes and calibrations, caches small and large, prompts that share much and nothing,
     and loads light and above what is sustained; every prompt fits its cache, and the load's name multiplies it."""
-    made = [drawn.drawn("at", seed) for seed in range(1, 21)]
+    made = [random_workloads.draw_scenario("at", seed) for seed in range(1, 21)]
     assert len({each.setting.replicas for each in made}) > 5
-    assert len({each.setting.calibration.kv_tokens for each in made}) == len(drawn.KINDS)
+    assert len({each.setting.calibration.kv_tokens for each in made}) == len(random_workloads.KINDS)
     hits, loads = [], []
     for each in made:
         kv_tokens, turns = each.setting.kv_tokens, [turn for session in each.workload.sessions for turn in session]
@@ -29,4 +29,4 @@ def test_drawn_workloads_are_all_sorts() -> None:
     assert max(hits) > 0.9
     assert min(loads) < 0.4
     assert max(loads) > 1.2
-    assert drawn.drawn("below", 3).load == pytest.approx(0.6 * made[2].load)
+    assert random_workloads.draw_scenario("below", 3).load == pytest.approx(0.6 * made[2].load)

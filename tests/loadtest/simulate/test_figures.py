@@ -11,31 +11,31 @@ from rich.console import Console
 
 from loadtest.common.report import Row
 from loadtest.common.traces import Request
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.workload import SimRequest, open_workload, prepare
+from loadtest.simulate.engine.world import Result, SimulatedRequest
 from loadtest.simulate.results.charts import svg
-from loadtest.simulate.results.figures import over_seeds, row_of
+from loadtest.simulate.results.metrics import over_seeds, row_of
 from loadtest.simulate.results.tables import grids, markdown, print_grids, standing_lines, standings
-from loadtest.simulate.scenarios.table import Scenario
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Turn, open_workload, prepare
-from loadtest.simulate.world.world import Result, SimulatedRequest
-from router.core.facts.placements import Grade, Reason, Receipt
+from loadtest.simulate.scenarios.registry import Scenario
 from router.core.fleet.lease import Lease
+from router.core.types.placements import Confidence, PlacementReason, Receipt
 
 BLOCK = 16
 TIMEOUT_S = 100.0
 
 
-def turns(count: int) -> list[Turn]:
+def turns(count: int) -> list[SimRequest]:
     """Requests of 1,000 prompt tokens and 10 of answer."""
     requests = [Request(float(i), 0.0, 1_000, 10, "test", 1_000, ((i, 1),)) for i in range(count)]
     return prepare([(str(i), request) for i, request in enumerate(requests)], BLOCK, output_tokens_max=100)
 
 
 def sent(
-    turn: Turn, replica: str, ttft_s: float | None, cached: int = 0, failure: str = "", *, replay: bool = False
+    turn: SimRequest, replica: str, ttft_s: float | None, cached: int = 0, failure: str = "", *, replay: bool = False
 ) -> SimulatedRequest:
     """What became of a turn; its answer takes a second more."""
-    receipt = Receipt(replica, "made_up", Reason.POLICY, Grade.ESTIMATED, turn.prompt_tokens, cached)
+    receipt = Receipt(replica, "made_up", PlacementReason.POLICY, Confidence.ESTIMATED, turn.prompt_tokens, cached)
     lease = Lease(
         turn.number, replica, receipt, turn.at_s, "sim", True, 1_000, cached, 0, 1.0, 1_010, [], None, 0, 10, None, None
     )
@@ -43,10 +43,10 @@ def sent(
     return SimulatedRequest(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure=failure)
 
 
-def scenario(made: list[Turn], warm_up: int = 0) -> Scenario:
+def scenario(made: list[SimRequest], warm_up: int = 0) -> Scenario:
     """Whose clients want their first token within 2 s."""
     workload = open_workload("made_up", made, BLOCK, warm_up=warm_up)
-    return Scenario(workload, Setting(replicas=2, timeout_s=TIMEOUT_S), 1.0, "requests/s", 2.0)
+    return Scenario(workload, ClusterSpec(replicas=2, timeout_s=TIMEOUT_S), 1.0, "requests/s", 2.0)
 
 
 def test_figures_are_those_of_the_requests() -> None:

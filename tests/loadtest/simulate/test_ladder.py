@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row, write_json
-from loadtest.pages import command as pages
+from loadtest.docgen import command as pages
 from loadtest.simulate import command as simulate
 from loadtest.simulate.results import ladder
 
@@ -33,8 +33,8 @@ def whole(times: float = 2.0) -> list[Row]:
 @pytest.mark.long
 def test_each_stage_is_a_row_of_its_own() -> None:
     """A stage's row has the requests that came in it and no others, and the setting that is llm-d's or the race's."""
-    first, row = ladder.climb(ladder.Climb(ladder.PUBLISHED, "llmd_weights_2025", 6, ((3, 20), (15, 20))))
-    (honest,) = ladder.climb(ladder.Climb(ladder.HONEST, "random", 6, ((15, 20),)))
+    first, row = ladder.climb(ladder.LadderRun(ladder.PUBLISHED, "llmd_weights_2025", 6, ((3, 20), (15, 20))))
+    (honest,) = ladder.climb(ladder.LadderRun(ladder.HONEST, "random", 6, ((15, 20),)))
 
     assert [(each.case, each.load, each.requests, each.seed) for each in (first, row, honest)] == [
         ("3/s", 3.0, 60, 6),
@@ -123,7 +123,7 @@ def test_each_rule_is_beside_the_figures_of_its_year() -> None:
 def test_the_calibration_is_that_of_the_job() -> None:
     """A stage takes longer with the engines of 2025."""
     took = [
-        ladder.climb(ladder.Climb(ladder.PUBLISHED, "random", 6, ((3, 20),), name))[0].e2e_p50_s
+        ladder.climb(ladder.LadderRun(ladder.PUBLISHED, "random", 6, ((3, 20),), name))[0].e2e_p50_s
         for name in ("qwen3-32b-2xh100", "qwen3-32b-2xh100-2026")
     ]
     assert took[0] is not None

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import pytest
 
+from loadtest.simulate.engine.workload import SimRequest, Workload
 from loadtest.simulate.scenarios import generated
+from loadtest.simulate.scenarios.registry import APART, LADDERS
 from loadtest.simulate.scenarios.scenario import COMMON_LOADS, Scenario
-from loadtest.simulate.scenarios.table import APART, LADDERS
-from loadtest.simulate.world.turns import Turn, Workload
 
 BLOCK_TOKENS = generated.BLOCK_TOKENS
 
 
-def _turns(workload: Workload) -> list[Turn]:
+def _turns(workload: Workload) -> list[SimRequest]:
     return [turn for session in workload.sessions for turn in session]
 
 

@@ -7,27 +7,27 @@ from statistics import fmean, median
 
 import pytest
 
-from loadtest.simulate.results.race import shortened
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.scenarios import odd, odd_asked
+from loadtest.simulate.engine.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.machine import Machine
+from loadtest.simulate.engine.workload import MODEL, SimRequest
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.results.race import shorten_workload
+from loadtest.simulate.scenarios import odd, unusual_clients
+from loadtest.simulate.scenarios.registry import GROUPS, NAMED, ODD, SCENARIOS, loads_of
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.scenarios.table import GROUPS, NAMED, ODD, SCENARIOS, loads_of
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
-from loadtest.simulate.world.machine import Machine
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import MODEL, Turn
-from loadtest.simulate.world.world import Result, World
 
 BLOCK = 64
 
 
-def run(made: Scenario, row: str = "least_loaded", requests: int = 60) -> tuple[World, Result]:
+def run(made: Scenario, row: str = "least_loaded", requests: int = 60) -> tuple[Simulation, Result]:
     """The first requests of a scenario, and the world that they leave."""
-    world = World(shortened(made.workload, requests), made.setting, ROWS[row].make)
+    world = Simulation(shorten_workload(made.workload, requests), made.setting, ROWS[row].make)
     return world, world.run()
 
 
-def turns_of(made: Scenario) -> list[Turn]:
+def turns_of(made: Scenario) -> list[SimRequest]:
     """In the order of their sessions."""
     return [turn for session in made.workload.sessions for turn in session]
 
@@ -96,15 +96,15 @@ def test_few_slots_have_room() -> None:
         return sorted(one.ttft_s for one in sent if one.ttft_s is not None)[9 * len(sent) // 10]
 
     made = odd.odd_few_slots("at", 1)
-    world = World(made.workload, made.setting, ROWS["least_loaded"].make)
+    world = Simulation(made.workload, made.setting, ROWS["least_loaded"].make)
     seen: list[tuple[int, int, float]] = []
 
     def look(_: None) -> None:
         loads = [replica.load() for replica in world.replicas.values()]
         seen.extend((load.running or 0, load.waiting or 0, load.kv_usage or 0.0) for load in loads)
-        world.at(world.now_s + 1.0, look)
+        world.call_at(world.now_s + 1.0, look)
 
-    world.at(20.0, look)
+    world.call_at(20.0, look)
     world.run()
 
     assert max(running for running, _, _ in seen) == 16
@@ -116,7 +116,7 @@ def test_few_slots_have_room() -> None:
 def test_prompts_have_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step of these engines has both a prompt and a decode, and documents are not cut."""
     made = odd.odd_unchunked("at", 1)
-    world = World(shortened(made.workload, 100), made.setting, ROWS["least_loaded"].make)
+    world = Simulation(shorten_workload(made.workload, 100), made.setting, ROWS["least_loaded"].make)
     kinds, longest = set[tuple[bool, bool]](), 0
     for replica in world.replicas.values():
         complete = replica.model.complete
@@ -171,7 +171,7 @@ def test_what_is_on_its_way_from_afar_may_be_unwanted() -> None:
     made = odd.odd_far("at", 1)
     setting = replace(made.setting, machines=(Machine(far_s=0.4),) * 8, timeout_s=1.2, patience_s=1.0, retries=1)
 
-    result = World(shortened(made.workload, 200), setting, ROWS["round_robin"].make).run()
+    result = Simulation(shorten_workload(made.workload, 200), setting, ROWS["round_robin"].make).run()
 
     assert {sent.failure for sent in result.sent} == {"timeout"}
     assert any(sent.tries == 2 for sent in result.sent)
@@ -207,7 +207,7 @@ def test_a_model_that_is_sustained_less_limits_both() -> None:
     alone = [
         capacity_rps(each, setting, BLOCK) * len(turns) / len(each)
         for model, setting in (
-            (MODEL, Setting(replicas=5)),
+            (MODEL, ClusterSpec(replicas=5)),
             (odd.SECOND_MODEL, replace(made.setting, replicas=3)),
         )
         for each in [[turn for turn in turns if turn.model == model]]
@@ -236,7 +236,7 @@ def test_speeds_and_answers_drift() -> None:
     The last answers are five times as long as the first."""
     made = odd.odd_drift("below", 1)
     last_s = turns_of(made)[-1].at_s
-    world = World(made.workload, made.setting, ROWS["round_robin"].make)
+    world = Simulation(made.workload, made.setting, ROWS["round_robin"].make)
     seen: dict[float, list[float]] = {}
 
     def look(share: float) -> None:
@@ -244,7 +244,7 @@ def test_speeds_and_answers_drift() -> None:
         seen[share] = times[:5]
 
     for share in (0.1, 0.22, 0.32, 0.5, 0.7, 0.99):
-        world.at(share * last_s, look, share)
+        world.call_at(share * last_s, look, share)
     world.run()
 
     assert seen[0.1] == [1.0] * 5
@@ -259,8 +259,8 @@ def test_speeds_and_answers_drift() -> None:
 
 def test_bursts_come_at_one_moment() -> None:
     """16 to 48 requests of at most three groups, and nothing between two of them."""
-    bursts: dict[float, list[Turn]] = {}
-    for turn in turns_of(odd_asked.odd_bursts("at", 1)):
+    bursts: dict[float, list[SimRequest]] = {}
+    for turn in turns_of(unusual_clients.odd_bursts("at", 1)):
         bursts.setdefault(turn.at_s, []).append(turn)
     whole = list(bursts.values())[:-1]
 
@@ -270,9 +270,9 @@ def test_bursts_come_at_one_moment() -> None:
 
 def test_thoughts_are_long() -> None:
     """10,000 to 30,000 tokens, as many between 10,000 and 17,321 as over; clients wait for them."""
-    made = odd_asked.odd_thinking("at", 1)
+    made = unusual_clients.odd_thinking("at", 1)
     tokens = [turn.output_tokens for turn in turns_of(made)]
-    mixed = odd_asked.odd_thinking_chats("at", 1)
+    mixed = unusual_clients.odd_thinking_chats("at", 1)
     long = [turn for turn in turns_of(mixed) if turn.output_tokens > 350]
 
     assert 10_000 <= min(tokens) <= max(tokens) <= 30_000
@@ -285,7 +285,7 @@ def test_thoughts_are_long() -> None:
 
 def test_chats_are_two_thirds_of_those_at_work() -> None:
     """Of the first sessions one of three is an agent's, of the half that the seed uses; chats are short, and last."""
-    made = odd_asked.odd_chats_among_agents("at", 6)
+    made = unusual_clients.odd_chats_among_agents("at", 6)
     sessions, active = made.workload.sessions, made.workload.active
     agents = [session for session in sessions[:active] if session[0].kin is not None]
     chats = [session for session in sessions[:active] if session[0].kin is None]
@@ -297,12 +297,12 @@ def test_chats_are_two_thirds_of_those_at_work() -> None:
     _, result = run(made, "round_robin", 800)
     asked = [sent.turn.kin is None for sent in result.sent]
     assert 0.4 < fmean(asked) < 0.95
-    tuned = odd_asked.odd_chats_among_agents("at", 1)
+    tuned = unusual_clients.odd_chats_among_agents("at", 1)
     names = [{turn.session for turn in turns_of(each) if turn.kin is not None} for each in (made, tuned)]
     assert not names[0] & names[1]
 
 
 def test_what_routers_have_is_old_or_little() -> None:
     """Probes every 10 s; two replicas."""
-    assert odd_asked.odd_stale_metrics("at", 1).setting.probe_interval_s == 10.0
-    assert odd_asked.odd_two_replicas("at", 1).setting.replicas == 2
+    assert unusual_clients.odd_stale_metrics("at", 1).setting.probe_interval_s == 10.0
+    assert unusual_clients.odd_two_replicas("at", 1).setting.replicas == 2

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row
-from loadtest.pages.linked import pulls_block
-from loadtest.pages.markdown import PageError
+from loadtest.docgen.linked_replicas import pulls_block
+from loadtest.docgen.markdown import PageError
 from loadtest.simulate.command import main
+from loadtest.simulate.policies.pull_threshold import PullThreshold
 from loadtest.simulate.results import pulls
-from loadtest.simulate.rules.pull_threshold import PullThreshold
-from router.core.facts.placements import Candidate, Market, Pull
+from router.core.types.placements import Candidate, PlacementContext, Pull
 
 
 def _row(policy: str, seed: int, ttft_s: float) -> Row:
@@ -25,7 +25,7 @@ def _row(policy: str, seed: int, ttft_s: float) -> Row:
 
 def test_a_threshold_pulls_what_is_long_enough() -> None:
     """llm-d's rule counts tokens, whatever the fetch takes."""
-    market, chosen = Market("key", 5.0, 1_600.0, 0.0), Candidate("r", 0, 16_000, 0.0, 800.0, 0.0, 0.0, 0)
+    market, chosen = PlacementContext("key", 5.0, 1_600.0, 0.0), Candidate("r", 0, 16_000, 0.0, 800.0, 0.0, 0.0, 0)
     rule = PullThreshold()
     assert rule.pulls(market, chosen, Pull("s", "s:1", 1_024, 9_999.0, 0.0, 0.0))
     assert not rule.pulls(market, chosen, Pull("s", "s:1", 1_008, 0.0, 0.0, 0.0))

@@ -8,26 +8,26 @@ from itertools import count
 import pytest
 
 from loadtest.common.traces import Request
-from loadtest.simulate.rules import ROWS, aibrix, cache_aware
-from loadtest.simulate.rules.hash_unbounded import HashUnbounded
-from loadtest.simulate.rules.kubeai import PrefixHash
-from loadtest.simulate.rules.preble import ExploitExplore
-from loadtest.simulate.rules.prompt_tree import PromptTree
-from loadtest.simulate.rules.ray_serve import PrefixAffinity
-from loadtest.simulate.world.placer import Rule, Sight
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Turn, open_workload, prepare
-from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Grade, Market
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.placer import PolicyUnderTest, SimView
+from loadtest.simulate.engine.workload import SimRequest, open_workload, prepare
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies import ROWS, aibrix, cache_aware
+from loadtest.simulate.policies.hash_unbounded import HashUnbounded
+from loadtest.simulate.policies.kubeai import PrefixHash
+from loadtest.simulate.policies.preble import ExploitExplore
+from loadtest.simulate.policies.prompt_tree import PromptTree
+from loadtest.simulate.policies.ray_serve import PrefixAffinity
 from router.core.placement.policies import Policy
 from router.core.placement.router import Router
+from router.core.types.placements import Candidate, Confidence, PlacementContext
 
 NAMES = [f"http://replica-{number}" for number in range(4)]
 BLOCK_TOKENS = 128  # 512 characters: one key of the router
 OTHERS = [name for name in ROWS if ROWS[name].source != "warmroute's own"]
 
 
-def turns(*blocks: list[int]) -> list[Turn]:
+def turns(*blocks: list[int]) -> list[SimRequest]:
     """Prompts of these blocks, all by themselves."""
     requests = [
         Request(i / 20, 0.0, len(each) * BLOCK_TOKENS, 8, "t", BLOCK_TOKENS, tuple((block, 1) for block in each))
@@ -40,7 +40,7 @@ def candidates(loads: list[int], cached: list[int] | None = None) -> list[Candid
     """Replicas so busy, and with so much of a prompt of 1,024 tokens."""
     held = cached or [0] * len(loads)
     return [
-        Candidate(name, tokens, 1024 - tokens, 0.0, 1024.0 - tokens, 0.0, 0.0, load, 0, Grade.ESTIMATED, tokens)
+        Candidate(name, tokens, 1024 - tokens, 0.0, 1024.0 - tokens, 0.0, 0.0, load, 0, Confidence.ESTIMATED, tokens)
         for name, load, tokens in zip(NAMES, loads, held, strict=False)
     ]
 
@@ -52,11 +52,13 @@ class Asked:
         self.policy = policy
         self._router = Router(policy, index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
 
-    def __call__(self, turn: Turn, loads: list[int], *, now_s: float = 0.0, cached: list[int] | None = None) -> int:
+    def __call__(
+        self, turn: SimRequest, loads: list[int], *, now_s: float = 0.0, cached: list[int] | None = None
+    ) -> int:
         """The next choice, shown as the placer would show it."""
-        if isinstance(self.policy, Rule):
-            self.policy.see(Sight(self._router, turn, now_s))
-        market = Market(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0)
+        if isinstance(self.policy, PolicyUnderTest):
+            self.policy.see(SimView(self._router, turn, now_s))
+        market = PlacementContext(format(turn.first_user_key, "x"), 0.0, 1.0, 0.0)
         return NAMES.index(self.policy.choose(market, candidates(loads, cached)).id)
 
 
@@ -250,7 +252,7 @@ def test_every_row_places_every_request_and_the_same_way_each_time(name: str) ->
     """A run ends, nobody is refused, and running it again changes nothing, draws included."""
     prompts = turns(*[[number % 5, *range(10 * number, 10 * number + number % 7)] for number in range(120)])
     workload = open_workload("small", prompts, 16)
-    runs = [World(workload, Setting(replicas=3, seed=7), ROWS[name].make).run() for _ in range(2)]
+    runs = [Simulation(workload, ClusterSpec(replicas=3, seed=7), ROWS[name].make).run() for _ in range(2)]
     placed = [[(sent.lease.replica if sent.lease else "", sent.ttft_s) for sent in run.sent] for run in runs]
     assert placed[0] == placed[1]
     assert all(sent.failure == "" for sent in runs[0].sent)

@@ -11,21 +11,21 @@ import pytest
 
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request, shipped_trace
-from loadtest.simulate.scenarios import crowded, generated, recorded
+from loadtest.simulate.engine.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, SettingError
+from loadtest.simulate.engine.workload import MODEL, SimRequest, Workload, prepare
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.scenarios import contention, generated, recorded
+from loadtest.simulate.scenarios.registry import SCENARIOS, loads_of
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS
-from loadtest.simulate.scenarios.table import SCENARIOS, loads_of
-from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
-from loadtest.simulate.world.setting import Setting, SettingError
-from loadtest.simulate.world.turns import MODEL, Turn, Workload, prepare
-from loadtest.simulate.world.world import World
-from router.core.facts.requests import Ask, Prompt
 from router.core.placement.policies import POLICIES
-from router.core.prompts import blocks
+from router.core.prompts import block_keys
+from router.core.types.requests import Prompt, RequestSpec
 
 BLOCK_TOKENS = 64
 
 
-def _turns(workload: Workload) -> list[Turn]:
+def _turns(workload: Workload) -> list[SimRequest]:
     return [turn for session in workload.sessions for turn in session]
 
 
@@ -45,12 +45,12 @@ def test_keys_are_the_routers_and_the_engines(engine_block: int) -> None:
 
     for turn in prepare((("s", each) for each in requests), engine_block, output_tokens_max=1):
         text = turn.request.text().encode()
-        known = blocks.chain_of(Ask(model=MODEL, prompt=Prompt(text, turn.first_user_bytes)), MODEL)
+        known = block_keys.chain_of(RequestSpec(model=MODEL, prompt=Prompt(text, turn.first_user_bytes)), MODEL)
         assert known is not None
         assert (turn.chain.tolist(), turn.chain_root) == (known.keys, known.root)
         assert (turn.end_key, turn.first_user_key) == (known.end_key, known.first_user_key)
-        root = blocks.token_root("", b"", engine_block)
-        assert turn.engine_keys.tolist() == blocks.token_chain(text, engine_block, root)
+        root = block_keys.token_root("", b"", engine_block)
+        assert turn.engine_keys.tolist() == block_keys.token_chain(text, engine_block, root)
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_capacity_is_where_queues_begin() -> None:
     last: dict[str, float] = {}
     for load in ("below", "above"):
         scenario = generated.all_unique(load, 2)
-        sent = World(scenario.workload, scenario.setting, POLICIES["least_loaded"]).run().sent
+        sent = Simulation(scenario.workload, scenario.setting, POLICIES["least_loaded"]).run().sent
         tail = sorted(each.ttft_s or 300.0 for each in sent[-200:])
         last[load] = tail[100]
 
@@ -123,7 +123,7 @@ def test_capacity_grows_with_the_fleet() -> None:
     """Twice the replicas do twice the work where nothing is shared, and more where caches are what is short."""
     unique = _turns(generated.all_unique("at", 2).workload)
     shared = _turns(generated.working_set_3x("at", 2).workload)
-    four, eight = Setting(replicas=4), Setting(replicas=8)
+    four, eight = ClusterSpec(replicas=4), ClusterSpec(replicas=8)
 
     assert capacity_rps(unique, eight, BLOCK_TOKENS) == pytest.approx(2 * capacity_rps(unique, four, BLOCK_TOKENS))
     assert capacity_rps(shared, eight, BLOCK_TOKENS) > 2.05 * capacity_rps(shared, four, BLOCK_TOKENS)
@@ -142,7 +142,7 @@ def test_pooled_cache_forgets_the_oldest() -> None:
 
 def test_mooncake_keeps_its_waits() -> None:
     """Conversations are moved, not squeezed: the wait between two turns is as recorded, over a minute in the median."""
-    waits, last, ratios = [], dict[str, Turn](), []
+    waits, last, ratios = [], dict[str, SimRequest](), []
     for turn in _turns(recorded.mooncake("above", 1).workload):
         if (before := last.get(turn.session)) is not None:
             waits.append(turn.at_s - before.at_s)
@@ -217,7 +217,7 @@ def test_hot_prefix_mix_is_skewed() -> None:
     groups = [turn.request.namespace for turn in turns]
     counts = sorted((groups.count(group) for group in set(groups)), reverse=True)
 
-    assert len(counts) == crowded.MIX_GROUPS
+    assert len(counts) == contention.MIX_GROUPS
     assert counts[0] > 5 * counts[-1]
     assert 4_000 < min(turn.prompt_tokens for turn in turns) < 8_000
     assert 30_000 < max(turn.prompt_tokens for turn in turns) <= 41_200
@@ -226,7 +226,7 @@ def test_hot_prefix_mix_is_skewed() -> None:
 
 def test_samples_of_a_prompt_come_at_once() -> None:
     """8 to 16 of each, equal to the byte, at one moment; their answers are not equally long."""
-    groups: dict[int, list[Turn]] = {}
+    groups: dict[int, list[SimRequest]] = {}
     for turn in _turns(SCENARIOS["sample_groups"]("at", 3).workload):
         groups.setdefault(turn.end_key, []).append(turn)
 
@@ -239,7 +239,7 @@ def test_samples_of_a_prompt_come_at_once() -> None:
 def test_overfull_chats_are_half_as_large_again_as_the_caches(load: str) -> None:
     """In the middle of the run the contexts of all chats are 1.5 x what the caches hold, and each chat goes on where it
     was; how long people think is what the load changes."""
-    scenario = crowded.overfull_chats(load, 3)
+    scenario = contention.overfull_chats(load, 3)
     workload, held = scenario.workload, fleet_kv_tokens(scenario.setting)
     middle = [chat[2].prompt_tokens for chat in workload.sessions]
     waits = [turn.think_s for chat in workload.sessions for turn in chat[1:]]
@@ -261,7 +261,7 @@ def test_huge_prompts_are_cold_and_fit() -> None:
     huge = [turn for turn in turns if turn.prompt_tokens > 50_000]
     begins = [turn.engine_keys[0] for turn in turns]
 
-    assert len(huge) == crowded.HUGE_UNTIL // crowded.HUGE_EACH
+    assert len(huge) == contention.HUGE_UNTIL // contention.HUGE_EACH
     assert max(turn.number for turn in huge) < 0.55 * len(turns)
     assert min(turn.prompt_tokens for turn in huge) >= 100_000
     assert 350_000 < max(turn.prompt_tokens for turn in huge) <= 400_000
@@ -295,7 +295,7 @@ def test_faults_are_within_the_run() -> None:
     for name in ("slow_replica", "cold_join"):
         faults += SCENARIOS[name]("above", 6).setting.faults
 
-    sent = World(made.workload, made.setting, POLICIES["warm"]).run().sent
+    sent = Simulation(made.workload, made.setting, POLICIES["warm"]).run().sent
 
     assert {fault.kind for fault in faults} == {"restart", "slow", "join"}
     assert max(fault.at_s + (fault.lasts_s if fault.kind != "join" else 0) for fault in faults) < sent[-1].due_s
@@ -317,7 +317,7 @@ def test_any_open_trace_becomes_a_scenario(tmp_path: Path) -> None:
         with path.open("a") as file:
             file.write(json.dumps(row | {"hash_ids": list(range(10 * number, 10 * number + 10))}) + "\n")
 
-    scenario = recorded.trace_scenario(path, "at", Setting(replicas=2), requests_max=100)
+    scenario = recorded.trace_scenario(path, "at", ClusterSpec(replicas=2), requests_max=100)
     times = [turn.at_s for turn in _turns(scenario.workload)]
 
     assert (scenario.workload.name, scenario.workload.open) == ("mine", True)
@@ -330,7 +330,7 @@ def test_any_sessions_become_a_scenario() -> None:
     """A file of sessions is replayed closed loop, with as many active as the caches hold."""
     path = Path(recorded.__file__).parents[2] / "data" / "claude_code_sessions.jsonl.gz"
 
-    scenario = recorded.trace_scenario(path, "below", Setting(replicas=2), requests_max=60)
+    scenario = recorded.trace_scenario(path, "below", ClusterSpec(replicas=2), requests_max=60)
 
     assert not scenario.workload.open
     assert scenario.workload.request_count == 60

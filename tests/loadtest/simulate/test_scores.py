@@ -5,38 +5,38 @@ from __future__ import annotations
 import pytest
 
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import Calibration, LinearTimes
-from loadtest.engine.step import Limits
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.rules.books import Booked
-from loadtest.simulate.rules.cold_pool import ColdPool
-from loadtest.simulate.rules.dualmap import DualMap
-from loadtest.simulate.rules.dynamo import Dynamo
-from loadtest.simulate.rules.infera import Infera
-from loadtest.simulate.rules.lbgr import Lbgr, Remainder
-from loadtest.simulate.rules.llmd_affinity import LlmdAffinity
-from loadtest.simulate.rules.llmd_weights import LlmdWeights, by_capped_share, by_range, by_share
-from loadtest.simulate.rules.lmetric import LMetric
-from loadtest.simulate.rules.lpwl import Lpwl
-from loadtest.simulate.rules.mooncake_conductor import MooncakeConductor
-from loadtest.simulate.rules.prefill_times import prefill_s
-from loadtest.simulate.rules.remaining_work import WorkClasses
-from loadtest.simulate.rules.sticky_override import StickyOverride
-from loadtest.simulate.world.placer import Placer, Rule, Sight
-from loadtest.simulate.world.replicas import VirtualReplica
-from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.turns import Turn, open_workload, prepare
-from loadtest.simulate.world.world import World
-from router.core.facts.placements import Candidate, Market
-from router.core.facts.replicas import Load
+from loadtest.fake_engine.calibration import Calibration, LinearTimes
+from loadtest.fake_engine.step import Limits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
+from loadtest.simulate.engine.placer import Placer, PolicyUnderTest, SimView
+from loadtest.simulate.engine.replicas import VirtualReplica
+from loadtest.simulate.engine.workload import SimRequest, open_workload, prepare
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.policies import ROWS
+from loadtest.simulate.policies.cold_pool import ColdPool
+from loadtest.simulate.policies.dualmap import DualMap
+from loadtest.simulate.policies.dynamo import Dynamo
+from loadtest.simulate.policies.infera import Infera
+from loadtest.simulate.policies.lbgr import Lbgr, Remainder
+from loadtest.simulate.policies.llmd_affinity import LlmdAffinity
+from loadtest.simulate.policies.llmd_weights import LlmdWeights, score_capped_share, score_range, score_share
+from loadtest.simulate.policies.lmetric import LMetric
+from loadtest.simulate.policies.load_accounting import ScoringPolicy
+from loadtest.simulate.policies.lpwl import Lpwl
+from loadtest.simulate.policies.mooncake_conductor import MooncakeConductor
+from loadtest.simulate.policies.prefill_times import prefill_s
+from loadtest.simulate.policies.remaining_work import WorkClasses
+from loadtest.simulate.policies.sticky_override import StickyOverride
 from router.core.placement.policies import Policy
+from router.core.types.placements import Candidate, PlacementContext
+from router.core.types.replicas import Load
 
 BLOCK = 128  # tokens of a block of the router's
-MARKET = Market("key", 0.0, 1.0, 0.0)
+MARKET = PlacementContext("key", 0.0, 1.0, 0.0)
 NAMES = ("a", "b", "c")
 
 
-def turns(*prompts: tuple[int, ...], output: int = 4, gap_s: float = 0.0) -> list[Turn]:
+def turns(*prompts: tuple[int, ...], output: int = 4, gap_s: float = 0.0) -> list[SimRequest]:
     """Prompts made of blocks by number: equal beginnings are shared."""
     requests = []
     for number, blocks in enumerate(prompts):
@@ -60,16 +60,18 @@ def placer_of(rule: Policy, loads: dict[str, Load] | None = None) -> Placer:
     return placer
 
 
-def choose(rule: Booked, turn: Turn, *candidates: Candidate, placer: Placer | None = None, now_s: float = 0.0) -> str:
+def choose(
+    rule: ScoringPolicy, turn: SimRequest, *candidates: Candidate, placer: Placer | None = None, now_s: float = 0.0
+) -> str:
     """What the rule says, without a booking."""
-    rule.see(Sight((placer or placer_of(rule)).router, turn, now_s))
+    rule.see(SimView((placer or placer_of(rule)).router, turn, now_s))
     return rule.choose(MARKET, candidates).id
 
 
-def book(rule: Booked, turn: Turn, name: str, uncached: int, now_s: float = 0.0, cached: int = 0) -> None:
+def book(rule: ScoringPolicy, turn: SimRequest, name: str, uncached: int, now_s: float = 0.0, cached: int = 0) -> None:
     """Place a request of that much work on one replica, whatever the rule would say."""
     choose(rule, turn, candidate(name, cached, uncached), now_s=now_s)
-    rule.placed(turn, name, now_s)
+    rule.on_placed(turn, name, now_s)
 
 
 def test_books_hold_work_from_its_placement_to_its_first_token_or_its_end() -> None:
@@ -79,9 +81,9 @@ def test_books_hold_work_from_its_placement_to_its_first_token_or_its_end() -> N
     book(rule, other, "a", 50)
     assert rule.pending == {"a": 750}
     rule.first_token(one, "a", 1.0)
-    rule.ended(one, "a", 2.0)
+    rule.on_ended(one, "a", 2.0)
     assert rule.pending == {"a": 50}
-    rule.ended(other, "a", 2.0)
+    rule.on_ended(other, "a", 2.0)
     assert rule.pending == {"a": 0}
 
 
@@ -123,11 +125,11 @@ def test_llmd_weights_add_prefix_share_free_kv_and_short_queue() -> None:
 def test_llmd_prefix_scores_are_those_of_their_versions() -> None:
     """One belief, three scores: the share of the prompt, the place between holders, the share of the first 4,096."""
     three = [candidate("a", 6_000, 2_000), candidate("b", 2_000, 6_000), candidate("c", 0, 8_000)]
-    assert by_share(three) == [0.75, 0.25, 0.0]
-    assert by_range(three) == [1.0, 0.0, 0.0]
-    assert by_capped_share(three) == [1.0, 2_000 / 4_096, 0.0]
-    assert by_range(three[2:]) == [0.0]
-    assert by_range([*three[1:], candidate("d", 2_000, 6_000)]) == [1.0, 0.0, 1.0]
+    assert score_share(three) == [0.75, 0.25, 0.0]
+    assert score_range(three) == [1.0, 0.0, 0.0]
+    assert score_capped_share(three) == [1.0, 2_000 / 4_096, 0.0]
+    assert score_range(three[2:]) == [0.0]
+    assert score_range([*three[1:], candidate("d", 2_000, 6_000)]) == [1.0, 0.0, 1.0]
 
 
 def test_llmd_affinity_sticks_above_four_fifths_until_it_costs_eighteen_seconds() -> None:
@@ -160,11 +162,11 @@ def test_dynamo_adds_prefill_blocks_to_distinct_active_blocks() -> None:
     on_a, on_b = candidate("a", BLOCK, BLOCK, 1), candidate("b", 0, 2 * BLOCK)
     choose(rule, second, on_a, on_b)
     assert (rule._cost(on_a), rule._cost(on_b)) == (4.0, 4.0)
-    rule.placed(second, "a", 0.2)  # shares block 1: three distinct blocks, one of them to prefill
+    rule.on_placed(second, "a", 0.2)  # shares block 1: three distinct blocks, one of them to prefill
     choose(rule, third, on_a, on_b)
     assert (rule._cost(on_a), rule._cost(on_b)) == (1 + 1 + 3 + 1, 4.0)
-    rule.ended(first, "a", 0.3)
-    rule.ended(second, "a", 0.3)
+    rule.on_ended(first, "a", 0.3)
+    rule.on_ended(second, "a", 0.3)
     choose(rule, third, on_a, on_b)
     assert rule._cost(on_a) == 1 + 0 + 2
 
@@ -193,7 +195,7 @@ def test_cold_pool_confines_long_misses_and_drains_its_replica_meanwhile() -> No
     cold, warm, half = turns((1, 2), (3, 4), (5, 6))
     anywhere = [candidate(name, 0, 65_536) for name in NAMES]
     assert choose(rule, cold, *anywhere) == "c"
-    rule.placed(cold, "c", 0.0)
+    rule.on_placed(cold, "c", 0.0)
     on_c = [candidate("a", 0, 2_000), candidate("b", 0, 2_000), candidate("c", 2_000, 0)]
     assert choose(rule, warm, *on_c) in {"a", "b"}
     assert choose(rule, warm, candidate("c", 2_000, 0)) == "c", "there are no others"
@@ -216,7 +218,7 @@ def test_infera_charges_misses_and_lets_them_fade() -> None:
     on_a = [candidate("a", 4 * BLOCK, 0), candidate("b", 0, 4 * BLOCK)]
     assert choose(rule, held, *on_a) == "a"  # 0 + 3.88 against 4 + 4
     assert rule.recent["a"] == pytest.approx(4 * 0.97**2)
-    rule.placed(held, "a", 0.0)  # four distinct blocks are in flight there
+    rule.on_placed(held, "a", 0.0)  # four distinct blocks are in flight there
     assert choose(rule, two, candidate("a", 0, 4 * BLOCK), candidate("b", 0, 4 * BLOCK)) == "b"
     assert choose(rule, tiny, *[candidate(name, 0, 1) for name in NAMES]) == "c"
     assert rule.recent["c"] == 1.0
@@ -234,7 +236,7 @@ def test_sticky_override_leaves_a_session_only_at_twice_the_mean() -> None:
     rule.first_token(other, "a", 1.0)
     assert choose(rule, again, *three[:2]) == "a"  # 600 <= 2 x 450
     assert choose(rule, again, *three) == "a"  # 600 <= 2 x 300
-    rule.ended(last, "b", 2.0)
+    rule.on_ended(last, "b", 2.0)
     assert choose(rule, again, *three[1:]) in {"b", "c"}, "who is gone is not waited for"
     rule.pinned[again.session] = "a"
     assert choose(rule, again, *three) in {"b", "c"}  # 600 > 2 x 200
@@ -269,7 +271,7 @@ def test_mooncake_takes_the_least_queue_and_prefill_time() -> None:
     rule, (turn, busy) = MooncakeConductor(), turns((1,), (2,))
     calibration = Calibration(times, 100_000, 100_000)
     replicas = {n: VirtualReplica(n, calibration, 100_000, Limits(), _never, _never) for n in NAMES}
-    rule.told(replicas, open_workload("none", [], BLOCK), rule)
+    rule.prepare_run(replicas, open_workload("none", [], BLOCK), rule)
     deep, shallow = candidate("a", 9_000, 1_000), candidate("b", 8_600, 1_400)
     assert choose(rule, turn, deep, shallow) == "a"
     book(rule, busy, "a", 1_000)
@@ -288,7 +290,7 @@ def test_lbgr_decays_its_queue_and_learns_what_the_formula_lacks() -> None:
     assert choose(rule, turn, near, far) == "b"
     assert choose(rule, turn, near, far, now_s=0.04) == "a"
     rule.first_token(busy, "a", 1.0)
-    rule.ended(busy, "a", 5.0)
+    rule.on_ended(busy, "a", 5.0)
     assert rule._remainder("a").ms == pytest.approx(4_000.0, rel=1e-5)
     assert choose(rule, turn, near, far, now_s=5.0) == "b"
 
@@ -301,7 +303,9 @@ def test_a_remainder_forgets_a_twentieth_an_observation() -> None:
     assert remainder.ms == pytest.approx((0.95 * 1_000 + 3_000) / 1.95, rel=1e-4)
 
 
-SCORED = [name for name, row in ROWS.items() if (row.bound and not row.foreknowledge) or isinstance(row.make(), Booked)]
+SCORED = [
+    name for name, row in ROWS.items() if (row.bound and not row.foreknowledge) or isinstance(row.make(), ScoringPolicy)
+]
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -311,13 +315,13 @@ def test_every_row_answers_a_small_world_and_its_books_close(name: str) -> None:
     workload = open_workload("small", asked, BLOCK)
     runs = []
     for _ in range(2):
-        world = World(workload, Setting(replicas=3), ROWS[name].make)
+        world = Simulation(workload, ClusterSpec(replicas=3), ROWS[name].make)
         result = world.run()
         assert [sent.failure for sent in result.sent] == [""] * len(asked)
         runs.append([(sent.lease.replica if sent.lease else "", sent.ttft_s) for sent in result.sent])
         rule = world.placers[0].policy
-        assert isinstance(rule, Rule)
-        if isinstance(rule, Booked):
+        assert isinstance(rule, PolicyUnderTest)
+        if isinstance(rule, ScoringPolicy):
             assert set(rule.pending.values()) <= {0}
     assert runs[0] == runs[1]
 
@@ -328,13 +332,13 @@ def test_no_row_minds_a_restart_a_newcomer_or_clients_that_give_up(name: str) ->
     same, on both of two routers."""
     asked = turns(*[tuple(range(1_000 * n, 1_000 * n + 60)) for n in range(1, 41)], gap_s=0.02)
     faults = (Fault("restart", 0.5, 0, lasts_s=2.0), Fault("join", 0.4, 2), Fault("slow", 0.1, 1))
-    setting = Setting(replicas=3, routers=2, faults=faults, timeout_s=1.5)
-    world = World(open_workload("rough", asked, BLOCK), setting, ROWS[name].make)
+    setting = ClusterSpec(replicas=3, routers=2, faults=faults, timeout_s=1.5)
+    world = Simulation(open_workload("rough", asked, BLOCK), setting, ROWS[name].make)
     result = world.run()
     assert len(result.sent) == len(asked)
     assert any(sent.tried for sent in result.sent)
     assert "timeout" in {sent.failure for sent in result.sent}
     for placer in world.placers:
-        if isinstance(placer.policy, Booked):
+        if isinstance(placer.policy, ScoringPolicy):
             assert set(placer.policy.pending.values()) <= {0}
             assert not placer.policy._open

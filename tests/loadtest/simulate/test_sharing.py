@@ -8,21 +8,21 @@ from statistics import geometric_mean
 import pytest
 
 from loadtest.common.report import Row
-from loadtest.simulate.results.figures import row_of
-from loadtest.simulate.results.race import shortened
+from loadtest.simulate.engine.cluster_spec import ClusterSpec
+from loadtest.simulate.engine.world import Simulation
+from loadtest.simulate.results.metrics import row_of
+from loadtest.simulate.results.race import shorten_workload
 from loadtest.simulate.scenarios.generated import working_set_3x
 from loadtest.simulate.scenarios.scenario import Scenario
-from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.world import World
 from router.core.placement.policies import POLICIES
 
 SCENARIO = working_set_3x("below", 1)
-WORKLOAD = shortened(SCENARIO.workload, 300)
+WORKLOAD = shorten_workload(SCENARIO.workload, 300)
 
 
-def _run(scenario: Scenario = SCENARIO, **setting: object) -> tuple[Row, World]:
-    workload = shortened(scenario.workload, 300)
-    world = World(workload, replace(scenario.setting, **setting), POLICIES["warm"])  # type: ignore[arg-type]  # fields of Setting
+def _run(scenario: Scenario = SCENARIO, **setting: object) -> tuple[Row, Simulation]:
+    workload = shorten_workload(scenario.workload, 300)
+    world = Simulation(workload, replace(scenario.setting, **setting), POLICIES["warm"])  # type: ignore[arg-type]  # fields of Setting
     return row_of(replace(scenario, workload=workload, setting=world.setting), world.run()), world
 
 
@@ -62,14 +62,14 @@ def test_what_all_believe_is_the_same_in_the_end(loss: float) -> None:
 
 def test_a_router_that_is_cut_off_goes_on_alone_and_comes_back() -> None:
     """During the partition it knows nobody, and nobody knows it; afterwards all know all."""
-    setting: Setting = replace(SCENARIO.setting, routers=3, share_delay_s=0.005, share_partition=(10.0, 20.0))
-    world, seen = World(WORKLOAD, setting, POLICIES["warm"]), list[list[int]]()
+    setting: ClusterSpec = replace(SCENARIO.setting, routers=3, share_delay_s=0.005, share_partition=(10.0, 20.0))
+    world, seen = Simulation(WORKLOAD, setting, POLICIES["warm"]), list[list[int]]()
 
     def look(_: None) -> None:
         assert world.channel is not None
         seen.append([len(sharing.peers(world.now_s)) for sharing in world.channel.sharing])
 
     for at_s in (9.0, 20.0, 31.0):
-        world.at(at_s, look)
+        world.call_at(at_s, look)
     world.run()
     assert seen == [[2, 2, 2], [0, 1, 1], [2, 2, 2]]

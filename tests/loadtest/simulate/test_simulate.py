@@ -14,15 +14,15 @@ import pytest
 
 from loadtest.common.report import Row, write_json
 from loadtest.common.traces import Request
-from loadtest.pages import command as pages
-from loadtest.pages.race import PICTURES
+from loadtest.docgen import command as pages
+from loadtest.docgen.race import PICTURES
 from loadtest.simulate import command as simulate
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
+from loadtest.simulate.engine.workload import Workload, open_workload, prepare
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import race, sweep
-from loadtest.simulate.results.race import Entrant, RaceJob, run_job, shortened
-from loadtest.simulate.scenarios.table import LOADS, Scenario
-from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.turns import Workload, open_workload, prepare
+from loadtest.simulate.results.race import PolicyEntry, RaceJob, run_job, shorten_workload
+from loadtest.simulate.scenarios.registry import LOADS, Scenario
 
 BLOCK = 16
 TRACE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [%d, %d]}\n'
@@ -35,7 +35,7 @@ def tiny(load: str, seed: int) -> Scenario:
         for i in range(12)
     ]
     turns = prepare(requests, BLOCK, output_tokens_max=100)
-    return Scenario(open_workload("tiny", turns, BLOCK), Setting(replicas=2, seed=seed), LOADS[load], "requests/s")
+    return Scenario(open_workload("tiny", turns, BLOCK), ClusterSpec(replicas=2, seed=seed), LOADS[load], "requests/s")
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +71,8 @@ def test_rows_of_each_policy_load_and_seed(tmp_path: Path, capsys: pytest.Captur
 
 def test_same_seed_same_row() -> None:
     """A run is a function of what it is asked: two of the same differ in nothing but how long they took."""
-    job = RaceJob("tiny", "at", 3, (Entrant("warm"), Entrant("two_choices")))
-    first, again = ([{**row.as_dict(), "requests_per_wall_minute": 0} for row in run_job(job)] for _ in range(2))
+    job = RaceJob("tiny", "at", 3, (PolicyEntry("warm"), PolicyEntry("two_choices")))
+    first, again = ([{**row.to_dict(), "requests_per_wall_minute": 0} for row in run_job(job)] for _ in range(2))
 
     assert first == again
 
@@ -89,12 +89,12 @@ def test_flags_change_the_cluster() -> None:
     assert (setting.replicas, setting.kv_tokens, setting.routers, setting.probe_interval_s) == (3, 5_000, 2, 0.5)
     assert setting.calibration.kv_tokens == 137_216
     assert setting.faults == (Fault("slow", 3.0, 1, 60.0, 2.5), Fault("restart", 9.0, 0))
-    assert setting.timeout_s == Setting().timeout_s
+    assert setting.timeout_s == ClusterSpec().timeout_s
 
 
 def test_numbers_are_loads() -> None:
     """A load may be said as a share instead of a name."""
-    row = run_job(RaceJob("tiny", "0.5", 1, (Entrant("warm"),)))[0]
+    row = run_job(RaceJob("tiny", "0.5", 1, (PolicyEntry("warm"),)))[0]
 
     assert (row.load, row.load_name) == (0.5, "0.5")
 
@@ -107,9 +107,9 @@ def test_requests_ends_the_workload(is_open: bool) -> None:
     )
     workload = open_workload("w", turns, BLOCK) if is_open else Workload("w", (tuple(turns),), False, BLOCK, active=1)
 
-    assert shortened(workload, 4).request_count == 4
-    assert shortened(workload, 40).request_count == 9
-    assert shortened(replace(workload, warm_up=3), 4).request_count == 7
+    assert shorten_workload(workload, 4).request_count == 4
+    assert shorten_workload(workload, 40).request_count == 9
+    assert shorten_workload(replace(workload, warm_up=3), 4).request_count == 7
 
 
 def test_a_trace_file_is_a_workload(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_race_leaves_what_the_process_keeps() -> None:
     again and again by whatever runs afterwards."""
     kept = gc.get_freeze_count()
     assert kept
-    run_job(RaceJob("tiny", "at", 1, (Entrant("round_robin"),)))
+    run_job(RaceJob("tiny", "at", 1, (PolicyEntry("round_robin"),)))
     assert gc.get_freeze_count() > kept / 2, "all is taken back at once; a few of the objects may have ended meanwhile"
 
 
@@ -287,32 +287,32 @@ def test_a_part_of_the_race_is_checked_without_the_mean(tmp_path: Path, capsys: 
 
 def test_sweep_moves_each_constant_and_puts_it_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each other value of each constant; afterwards all are as they were."""
-    before = [constant.own() for constant in sweep.CONSTANTS]
+    before = [constant.get_value() for constant in sweep.CONSTANTS]
     assert run("--sweep", "--seed", "1", "--json", str(tmp_path / "sweep.json")) == 0
     rows = [row for row in json.loads((tmp_path / "sweep.json").read_text())["rows"] if "seed" in row]
     out = capsys.readouterr().out
 
-    assert [constant.own() for constant in sweep.CONSTANTS] == before
-    assert len(rows) == 1 + sum(len(constant.others()) for constant in sweep.CONSTANTS)
+    assert [constant.get_value() for constant in sweep.CONSTANTS] == before
+    assert len(rows) == 1 + sum(len(constant.list_alternatives()) for constant in sweep.CONSTANTS)
     assert all(f"{constant.name} = " in out for constant in sweep.CONSTANTS)
 
 
 def test_a_constant_is_another_while_it_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run sees the value, also one that fails puts it back."""
     seen: list[float] = []
-    module = "router.core.learned.speeds"
+    module = "router.core.estimators.model_speeds"
 
     def stopped(*_: object) -> None:
         seen.append(import_module(module).TIE_TOKENS)
         raise RuntimeError("stopped")
 
-    monkeypatch.setattr(race, "World", stopped)
-    own = sweep.Constant("TIE_TOKENS", module).own()
+    monkeypatch.setattr(race, "Simulation", stopped)
+    own = sweep.Constant("TIE_TOKENS", module).get_value()
     with pytest.raises(RuntimeError) as caught:
-        run_job(RaceJob("tiny", "at", 1, (Entrant("warm", "x", ((module, "TIE_TOKENS", 7),)),)))
+        run_job(RaceJob("tiny", "at", 1, (PolicyEntry("warm", "x", ((module, "TIE_TOKENS", 7),)),)))
 
     assert seen == [7]
-    assert sweep.Constant("TIE_TOKENS", module).own() == own
+    assert sweep.Constant("TIE_TOKENS", module).get_value() == own
     assert caught.value.__notes__ == ["warm on tiny, at, seed 1"]
 
 

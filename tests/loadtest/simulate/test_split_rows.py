@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row
-from loadtest.engine.host_tier import TierLimits
-from loadtest.pages.linked import split_block
-from loadtest.pages.markdown import PageError
+from loadtest.docgen.linked_replicas import split_block
+from loadtest.docgen.markdown import PageError
+from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.simulate.command import main
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault, SettingError
+from loadtest.simulate.engine.split import DisaggSimulation
+from loadtest.simulate.policies.llmd_decider import NON_CACHED_TOKENS, LlmdDecider
 from loadtest.simulate.results import split
 from loadtest.simulate.results.pulls import LINKS
-from loadtest.simulate.rules.llmd_decider import NON_CACHED_TOKENS, LlmdDecider
 from loadtest.simulate.scenarios.split import prefill_heavy
-from loadtest.simulate.world.setting import Fault, Setting, SettingError
-from loadtest.simulate.world.split import SplitWorld
-from router.core.facts.legs import Handshake, Role
-from router.core.facts.placements import Candidate, Market
 from router.core.placement.policies.warm import Warm
+from router.core.types.disagg_types import KvConnector, Role
+from router.core.types.placements import Candidate, PlacementContext
 
-APART = Setting(replicas=4, seed=1, legs=LINKS["rdma"], roles=split.roles_of(4))
+APART = ClusterSpec(replicas=4, seed=1, legs=LINKS["rdma"], roles=split.roles_of(4))
 
 
-def _world(setting: Setting = APART, requests: int = 40, make: Callable[[], Warm] = Warm) -> SplitWorld:
-    return SplitWorld(prefill_heavy("at", setting, requests=requests).workload, setting, make)
+def _world(setting: ClusterSpec = APART, requests: int = 40, make: Callable[[], Warm] = Warm) -> DisaggSimulation:
+    return DisaggSimulation(prefill_heavy("at", setting, requests=requests).workload, setting, make)
 
 
 def _row(policy: str, seed: int, tpot_ms: float) -> Row:
@@ -55,7 +55,7 @@ def test_llmds_decider_counts_uncached_tokens() -> None:
 
     world = _world()
     world.run()
-    rule, market = LlmdDecider(), Market("key", 5.0, 1_600.0, 0.0)
+    rule, market = LlmdDecider(), PlacementContext("key", 5.0, 1_600.0, 0.0)
     names = list(world.replicas)
     rule.sight = type("Sight", (), {"router": world.placers[0].router, "turn": next(iter(world._sent)).turn})()
     prefill, decode = [candidate(names[0], 20_000)], [candidate(name, 20_000) for name in names[1:]]
@@ -66,8 +66,8 @@ def test_llmds_decider_counts_uncached_tokens() -> None:
     assert rule.split(market, candidate(names[1], NON_CACHED_TOKENS - 1), prefill, decode, Pairs()) is None
 
 
-@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE])
-def test_every_request_ends_in_one_leg_or_two(handshake: Handshake) -> None:
+@pytest.mark.parametrize("handshake", [KvConnector.NIXL, KvConnector.MOONCAKE])
+def test_every_request_ends_in_one_leg_or_two(handshake: KvConnector) -> None:
     """All answers come, some in two legs, whose prompts one replica computes and the other fetches; afterwards nothing
     is held for anybody, and the router's sums are nought."""
     world = _world(replace(APART, handshake=handshake))
@@ -86,7 +86,7 @@ def test_every_request_ends_in_one_leg_or_two(handshake: Handshake) -> None:
         assert len(replica.legs) == 0
     router = world.placers[0].router
     assert not router.fleet.legs.open
-    assert not any(m.leases or m.queue.waiting() or m.decoding or m.clock.streams for m in router.members)
+    assert not any(m.leases or m.queue.count_waiting() or m.decoding or m.clock.streams for m in router.members)
     assert any(m.speeds.loads.model("leg", fit) for m in router.members for fit in router.fleet.legs._fits.values())
 
 
@@ -101,7 +101,7 @@ def test_whoever_gives_up_leaves_nothing() -> None:
         assert replica.model.pool.free_n == replica.model.pool.blocks_n
     router = world.placers[0].router
     assert not router.fleet.legs.open
-    assert not any(m.leases or m.queue.waiting() or m.decoding for m in router.members)
+    assert not any(m.leases or m.queue.count_waiting() or m.decoding for m in router.members)
 
 
 def test_a_replica_that_dies_takes_no_request_with_it() -> None:
@@ -117,7 +117,7 @@ def test_a_replica_that_dies_takes_no_request_with_it() -> None:
 def test_nothing_changes_where_nothing_may_be_split() -> None:
     """Replicas that could hand prompts over, before a router that may not say so, are as replicas that cannot: every
     figure to the digit."""
-    setting = Setting(replicas=3, seed=2, legs=LINKS["rdma"], split_told=False)
+    setting = ClusterSpec(replicas=3, seed=2, legs=LINKS["rdma"], split_told=False)
     able, unable = (_world(each, requests=40).run() for each in (setting, replace(setting, legs=None, split_told=True)))
     assert [(each.ttft_s, each.e2e_s) for each in able.sent] == [(each.ttft_s, each.e2e_s) for each in unable.sent]
 

@@ -65,28 +65,28 @@ def test_a_swept_constant_is_read_where_it_is_set(constant: sweep.Constant) -> N
 @pytest.mark.parametrize("constant", sweep.CONSTANTS, ids=lambda constant: constant.name)
 def test_a_constant_is_tried_below_and_above(constant: sweep.Constant) -> None:
     """What is flat on one side only may be steep on the other."""
-    low, high = constant.others()
-    assert low < constant.own() < high
+    low, high = constant.list_alternatives()
+    assert low < constant.get_value() < high
 
 
 def test_a_value_is_set_wherever_it_was_imported() -> None:
     """A constant of two modules is one entrant a value, with both set."""
-    constant = sweep.Constant("SHARE_ALL", "router.core.fleet.member", (0.5,), ("router.core.fleet.fleet",))
+    constant = sweep.Constant("SHARE_ALL", "router.core.fleet.member", (0.5,), ("router.core.fleet.registry",))
     _, changed = sweep.entrants([constant])
     assert changed.constants == (
         ("router.core.fleet.member", "SHARE_ALL", 0.5),
-        ("router.core.fleet.fleet", "SHARE_ALL", 0.5),
+        ("router.core.fleet.registry", "SHARE_ALL", 0.5),
     )
 
 
 def test_a_value_that_would_reach_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native code has its constants within: a sweep over it would call everything flat."""
     own = member.SHARE_ALL
-    with race.changed([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
+    with race.override_constants([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
         assert member.SHARE_ALL == 0.5
     assert own == member.SHARE_ALL
     monkeypatch.setattr(member, "__file__", "member.cpython-311-x86_64-linux-gnu.so")
     refused = pytest.raises(ValueError, match=r"router\.core\.fleet\.member are compiled")
-    with refused, race.changed([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
+    with refused, race.override_constants([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
         pass
     assert own == member.SHARE_ALL

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row
-from loadtest.pages.markdown import PageError
-from loadtest.pages.tiers import tiers_block
+from loadtest.docgen.markdown import PageError
+from loadtest.docgen.tiers import tiers_block
 from loadtest.simulate.command import main
+from loadtest.simulate.policies.tier_credit import TierCredit
 from loadtest.simulate.results import tiers
-from loadtest.simulate.rules.tier_credit import TierCredit
-from router.core.facts.placements import Candidate, Market, Moved
-from router.core.learned.speeds import BACKLOG_TOKENS
+from router.core.estimators.model_speeds import BACKLOG_TOKENS
+from router.core.types.placements import Candidate, PlacementContext, TierLoad
 
 
 def _row(price: str, seed: int, ttft_s: float) -> Row:
@@ -27,12 +27,12 @@ def test_a_hit_in_a_tier_counts_as_a_part_of_one_on_the_gpu() -> None:
     """A fixed part of the prefill that it saves is lost, whatever the router believes of the load: with a credit of 1
     nothing is, so the replica that has all of a prompt in a tier is as good as the one that has it on its GPU. Without
     a credit the load costs what the router believes that it takes."""
-    market = Market("key", 5.0, 1_600.0, 0.0)
+    market = PlacementContext("key", 5.0, 1_600.0, 0.0)
 
     def chosen(credit: float | None, loading_ms: float) -> tuple[str, float]:
         gpu = Candidate("gpu", 16_000, 0, 300.0, 0.0, 0.0, 0.0, 0)
         tier = Candidate("tier", 16_000, 0, 0.0, 0.0, 0.0, 0.0, 0)
-        tier.moved = Moved(16_000, loading_ms)
+        tier.moved = TierLoad(16_000, loading_ms)
         return TierCredit(credit).choose(market, [gpu, tier]).id, tier.price_ms
 
     assert BACKLOG_TOKENS == 16_000

@@ -6,14 +6,14 @@ from statistics import median
 
 import pytest
 
-from loadtest.simulate.results.race import Changes, Entrant, RaceJob, run_job
-from loadtest.simulate.world import placer
-from router.gateway.following import SHOWN_MIN
+from loadtest.simulate.engine import placer
+from loadtest.simulate.results.race import Changes, PolicyEntry, RaceJob, run_job
+from router.extproc.response_tracker import FULL_SAMPLING_UNTIL
 
 
 def test_as_many_are_shown_as_to_the_picker() -> None:
     """What is seen here is what the picker asks for."""
-    assert placer.SHOWN_MIN == SHOWN_MIN
+    assert placer.SHOWN_MIN == FULL_SAMPLING_UNTIL
 
 
 @pytest.mark.long
@@ -25,7 +25,7 @@ def test_caches_are_found_though_answers_go_past(scenario: str) -> None:
     hits, first_tokens = [], []
     for seed in range(1, 6):
         seen, unseen = (
-            run_job(RaceJob(scenario, "at", seed, (Entrant("warm"),), Changes((("unseen", past),), 600)))[0]
+            run_job(RaceJob(scenario, "at", seed, (PolicyEntry("warm"),), Changes((("unseen", past),), 600)))[0]
             for past in (False, True)
         )
         assert (seen.failed, unseen.failed) == (0, 0)

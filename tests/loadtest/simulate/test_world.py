@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
-from loadtest.engine.model import EngineModel
-from loadtest.engine.request import EngineRequest
-from loadtest.engine.step import Limits
-from loadtest.simulate.rules import ROWS
-from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
-from loadtest.simulate.world.world import Result, World
-from router.core.facts.placements import Grade
+from loadtest.fake_engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.fake_engine.model import EngineModel
+from loadtest.fake_engine.request import EngineRequest
+from loadtest.fake_engine.step import Limits
+from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
+from loadtest.simulate.engine.workload import SimRequest, Workload, open_workload, prepare
+from loadtest.simulate.engine.world import Result, Simulation
+from loadtest.simulate.policies import ROWS
+from router.core.types.placements import Confidence
 
 BLOCK = 16
 MACHINE = CALIBRATIONS[CALIBRATION]
@@ -31,14 +31,14 @@ def ask(at_s: float, path: tuple[int, ...], outputs: int, *, think_s: float = 0.
     return Request(at_s, think_s, 64 * len(path) + tail, outputs, "t", 64, runs, tail=str(path), cuts=(64,))
 
 
-def turns_of(requests: list[Request], session: str = "s") -> list[Turn]:
+def turns_of(requests: list[Request], session: str = "s") -> list[SimRequest]:
     """Prepared for blocks of BLOCK tokens."""
     return prepare([(session, each) for each in requests], BLOCK, output_tokens_max=500)
 
 
-def run(workload: Workload, setting: Setting, row: str = "warm") -> tuple[World, Result]:
+def run(workload: Workload, setting: ClusterSpec, row: str = "warm") -> tuple[Simulation, Result]:
     """One run, and the world it leaves."""
-    world = World(workload, setting, ROWS[row].make)
+    world = Simulation(workload, setting, ROWS[row].make)
     return world, world.run()
 
 
@@ -52,7 +52,7 @@ FAULTS = st.builds(
     lasts_s=st.floats(0.1, 20),
 )
 SETTINGS = st.builds(
-    Setting,
+    ClusterSpec,
     replicas=st.just(3),
     kv_tokens=st.sampled_from([4_000, 40_000]),
     routers=st.integers(1, 3),
@@ -68,14 +68,14 @@ SETTINGS = st.builds(
 ROW = st.sampled_from(["warm", "round_robin", "longest_match", "least_loaded"])
 
 
-class Watched(World):
+class Watched(Simulation):
     """Notes what must never happen."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.in_flight_max = 0
 
-    def at(self, when_s: float, act: Any, argument: Any = None) -> None:
+    def call_at(self, when_s: float, act: Any, argument: Any = None) -> None:
         """Time never goes back."""
         assert when_s >= self.now_s
         super().at(when_s, act, argument)
@@ -85,7 +85,7 @@ class Watched(World):
         self.in_flight_max = max(self.in_flight_max, len(self._open))
 
 
-def assert_kept(world: World, result: Result, workload: Workload) -> None:
+def assert_kept(world: Simulation, result: Result, workload: Workload) -> None:
     """Every request ended once, no lease is open, nothing runs, prompts were computed or found cached."""
     assert len(result.sent) == workload.request_count
     assert not world._open
@@ -110,7 +110,7 @@ def assert_kept(world: World, result: Result, workload: Workload) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=25), SETTINGS, ROW)
-def test_every_request_ends_once_whatever_happens(requests: list[Request], setting: Setting, row: str) -> None:
+def test_every_request_ends_once_whatever_happens(requests: list[Request], setting: ClusterSpec, row: str) -> None:
     """Open loop: ends, leases, time and tokens add up under any faults, and a second run is the same to the bit."""
     workload = open_workload("t", turns_of(requests), BLOCK)
     first, again = (Watched(workload, setting, ROWS[row].make) for _ in range(2))
@@ -123,7 +123,7 @@ def test_every_request_ends_once_whatever_happens(requests: list[Request], setti
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(REQUESTS, min_size=1, max_size=5), min_size=1, max_size=6), st.integers(1, 3), SETTINGS, ROW)
 def test_a_closed_loop_has_so_many_in_flight_at_most(
-    sessions: list[list[Request]], active: int, setting: Setting, row: str
+    sessions: list[list[Request]], active: int, setting: ClusterSpec, row: str
 ) -> None:
     """`active` sessions wait for their answers, turn after turn, until all were asked."""
     turns = tuple(tuple(turns_of(each, str(number))) for number, each in enumerate(sessions))
@@ -138,7 +138,7 @@ def test_one_replica_behind_a_router_is_the_engine_model_itself() -> None:
     """With nothing to choose, every time is what stepping the model by hand gives."""
     requests = [ask(0.31 * number, (number % 3,) * (1 + number % 20), 5 + 7 * number % 90) for number in range(40)]
     turns = turns_of(requests)
-    _, result = run(open_workload("t", turns, BLOCK), Setting(replicas=1, kv_tokens=4_000))
+    _, result = run(open_workload("t", turns, BLOCK), ClusterSpec(replicas=1, kv_tokens=4_000))
     model = EngineModel(MACHINE.times, 4_000, Limits(block_tokens=BLOCK))
     now_s, first, finished = 0.0, dict[int, float](), dict[int, float]()
     due, answers = list(turns), iter(range(1 << 63, 1 << 64))
@@ -171,7 +171,7 @@ def busy(count: int = 120, *, gap_s: float = 0.4, groups: int = 12) -> Workload:
     return open_workload("t", turns_of(requests), BLOCK)
 
 
-def go_on(world: World, for_s: float) -> None:
+def go_on(world: Simulation, for_s: float) -> None:
     """Let events land that are on their way when the last answer ends."""
     until_s = world.now_s + for_s
     while world._heap[0][0] <= until_s:
@@ -179,12 +179,12 @@ def go_on(world: World, for_s: float) -> None:
         act(argument)
 
 
-def wrong(world: World, router: int) -> int:
+def wrong(world: Simulation, router: int) -> int:
     """Of how many (prompt, replica) a router's events say another thing than the replica's cache."""
     knowledge, count = world.placers[router].router.knowledge, 0
     for (turn,) in world.workload.sessions:
         keys = turn.engine_keys.tolist()
-        said = knowledge.stored(world._tokens(turn), world.now_s)
+        said = knowledge.find_stored(world._tokens(turn), world.now_s)
         for name, replica in world.replicas.items():
             held = said.get(name) or knowledge.empty(name)
             assert held is not None
@@ -192,7 +192,7 @@ def wrong(world: World, router: int) -> int:
     return count
 
 
-def grades(world: World) -> set[Grade]:
+def grades(world: Simulation) -> set[Confidence]:
     """Of all replicas, by all routers."""
     return {member.grade for placer in world.placers for member in placer.router.fleet.members.values()}
 
@@ -202,13 +202,13 @@ def grades(world: World) -> set[Grade]:
 def test_exact_knowledge_becomes_every_caches_own(loss: float, faults: tuple[Fault, ...]) -> None:
     """Two routers that saw half of the requests each know to the block what every replica holds, after evictions, lost
     batches, a restart and a newcomer: gaps are found and replayed."""
-    setting = Setting(
+    setting = ClusterSpec(
         replicas=3, kv_tokens=16_000, routers=2, grade="exact", event_loss=loss, faults=faults, probe_interval_s=0.5
     )
     world, _ = run(busy(), setting)
     go_on(world, 30.0)
     assert sum(replica.model.pool.evicted_blocks for replica in world.replicas.values())
-    assert grades(world) == {Grade.EXACT}
+    assert grades(world) == {Confidence.EXACT}
     assert wrong(world, 0) == wrong(world, 1) == 0
     gaps = sum(each.stream.counts.gaps for placer in world.placers for each in placer._followers.values())
     assert (gaps > 0) == (loss > 0)
@@ -216,7 +216,7 @@ def test_exact_knowledge_becomes_every_caches_own(loss: float, faults: tuple[Fau
 
 def test_what_never_arrives_is_found_by_looking() -> None:
     """Where every live batch is lost, the replays that a stream asks for now and then bring most of them."""
-    world, _ = run(busy(), Setting(replicas=2, grade="exact", event_loss=1.0))
+    world, _ = run(busy(), ClusterSpec(replicas=2, grade="exact", event_loss=1.0))
     go_on(world, 30.0)
     assert wrong(world, 0) == 0
     streams = [follower.stream for follower in world.placers[0]._followers.values()]
@@ -226,7 +226,7 @@ def test_what_never_arrives_is_found_by_looking() -> None:
 
 def test_estimates_of_two_routers_stay_apart() -> None:
     """Without events a router knows what went through itself: of prompts that only the other sent, nothing."""
-    world, result = run(busy(groups=13), Setting(replicas=3, routers=2))
+    world, result = run(busy(groups=13), ClusterSpec(replicas=3, routers=2))
     index = world.placers[0].router.index
     others = [sent for sent in result.sent if sent.router == 1 and sent.turn.number > 100]
     unknown = 0
@@ -236,13 +236,13 @@ def test_estimates_of_two_routers_stay_apart() -> None:
         believed = max(index.depth(name, sent.turn.chain.tolist()) for name in world.replicas)
         unknown += held == len(keys) and believed < len(sent.turn.chain)
     assert unknown == len(others)
-    assert grades(world) == {Grade.ESTIMATED}
+    assert grades(world) == {Confidence.ESTIMATED}
 
 
 def test_each_router_has_the_leases_of_its_own_requests() -> None:
     """Three routers take turns, and none sees what the others sent."""
 
-    class Counted(World):
+    class Counted(Simulation):
         """Holds leases against requests under way at each arrival."""
 
         def _arrive(self, what: Any) -> None:
@@ -251,14 +251,14 @@ def test_each_router_has_the_leases_of_its_own_requests() -> None:
                 members = placer.router.fleet.members.values()
                 assert sum(len(m.leases) for m in members) == sum(s.router == number for s in self._open.values())
 
-    result = Counted(busy(gap_s=0.05), Setting(replicas=2, routers=3), ROWS["warm"].make).run()
+    result = Counted(busy(gap_s=0.05), ClusterSpec(replicas=2, routers=3), ROWS["warm"].make).run()
     assert [sent.router for sent in result.sent[:4]] == [0, 1, 2, 0]
 
 
 def test_who_knows_nothing_expects_nothing() -> None:
     """Grade `none`: no replica is believed to hold anything; by estimate most prompts are."""
-    _, blind = run(busy(), Setting(replicas=3, grade="none"))
-    _, seeing = run(busy(), Setting(replicas=3))
+    _, blind = run(busy(), ClusterSpec(replicas=3, grade="none"))
+    _, seeing = run(busy(), ClusterSpec(replicas=3))
     assert not any(sent.lease and sent.lease.cached_tokens for sent in blind.sent)
     assert sum(bool(sent.lease and sent.lease.cached_tokens) for sent in seeing.sent) > 60
     assert sum(sent.cached_tokens for sent in seeing.sent) > sum(sent.cached_tokens for sent in blind.sent)
@@ -272,7 +272,7 @@ def test_a_replica_that_restarts_comes_back_empty(grade: Any) -> None:
     """Before their first token requests are tried elsewhere and answered, after it they fail; the router forgets what
     the replica held, and uses it again."""
     fault = Fault("restart", 6.0, replica=1, lasts_s=4.0)
-    setting = Setting(replicas=2, grade=grade, faults=(fault,))
+    setting = ClusterSpec(replicas=2, grade=grade, faults=(fault,))
     world, result = run(busy(gap_s=0.1), setting, "least_loaded")
     name = "http://replica-1"
     retried = [sent for sent in result.sent if sent.tried]
@@ -283,7 +283,7 @@ def test_a_replica_that_restarts_comes_back_empty(grade: Any) -> None:
     assert all(sent.failure == "broken" and sent.ttft_s is not None for sent in broken)
     assert all(sent.failure == "" for sent in retried if sent.ttft_s and sent.ttft_s > 6.0 - sent.due_s)
     member = world.placers[0].router.fleet.members[name]
-    assert member.life > 2
+    assert member.cache_epoch > 2
     assert member.ready
     back = [s for s in result.sent if s.lease and s.lease.replica == name and s.due_s > 10.0]
     assert back
@@ -295,7 +295,7 @@ def test_a_replica_that_restarts_comes_back_empty(grade: Any) -> None:
 
 def test_a_slow_replica_takes_so_many_times_as_long_and_recovers() -> None:
     """Steps take `factor` times as long while it lasts, whoever placed the request; then as before."""
-    setting = Setting(replicas=2, faults=(Fault("slow", 0.0, lasts_s=43.0, factor=5.0),))
+    setting = ClusterSpec(replicas=2, faults=(Fault("slow", 0.0, lasts_s=43.0, factor=5.0),))
     workload = busy(gap_s=4.0, count=20)
     _, slow = run(workload, setting, "round_robin")
     _, well = run(workload, replace(setting, faults=()), "round_robin")
@@ -311,7 +311,7 @@ def test_a_spell_ends_in_the_middle_of_an_answer() -> None:
     workload = open_workload("t", turns_of([ask(0.0, (0,), 100), ask(1.5, (0,), 20)]), BLOCK)
     ends = []
     for faults in ((Fault("slow", 0.0, lasts_s=1.0),), (), (Fault("slow", 0.0),)):
-        result = Watched(workload, Setting(replicas=1, faults=faults), ROWS["warm"].make).run()
+        result = Watched(workload, ClusterSpec(replicas=1, faults=faults), ROWS["warm"].make).run()
         ends.append([sent.e2e_s or 0.0 for sent in result.sent])
     (spell, after), (well, quick), (slow, _) = ends
     assert well < spell < well + 1.0 < slow
@@ -320,7 +320,7 @@ def test_a_spell_ends_in_the_middle_of_an_answer() -> None:
 
 def test_a_newcomer_is_used_from_when_it_joins() -> None:
     """Nothing is placed on it before, something after."""
-    world, result = run(busy(), Setting(replicas=2, faults=(Fault("join", 20.0, replica=1),)), "round_robin")
+    world, result = run(busy(), ClusterSpec(replicas=2, faults=(Fault("join", 20.0, replica=1),)), "round_robin")
     due = [sent.due_s for sent in result.sent if sent.lease and sent.lease.replica == "http://replica-1"]
     assert 20.0 <= min(due) < 22.0
     assert list(world.placers[0].router.fleet.members) == ["http://replica-0", "http://replica-1"]
@@ -333,7 +333,7 @@ def test_faults_that_overlap_last_as_long_as_the_longest() -> None:
         Fault("restart", 4.0, lasts_s=1.0),
         Fault("slow", 3.0, lasts_s=4.0),
     )
-    _, result = run(busy(), Setting(replicas=2, faults=faults), "round_robin")
+    _, result = run(busy(), ClusterSpec(replicas=2, faults=faults), "round_robin")
     begun = [s.due_s + s.ttft_s for s in result.sent if s.ttft_s and s.lease and s.lease.replica == "http://replica-0"]
     assert not [at_s for at_s in begun if 2.0 < at_s < 22.0]
     assert max(begun) > 22.0
@@ -344,7 +344,7 @@ def test_a_client_that_had_no_token_in_time_asks_again_and_counts_from_its_first
     leaves and comes again, and whoever has no try left fails; who has begun to answer is not cut off."""
     requests = [ask(0.0, (number,) * 625, 500) for number in range(8)]
     workload = open_workload("t", turns_of(requests), BLOCK)
-    patient = Setting(replicas=1, kv_tokens=400_000)
+    patient = ClusterSpec(replicas=1, kv_tokens=400_000)
     _, calm = run(workload, patient)
     _, hasty = run(workload, replace(patient, patience_s=5.0, retries=2))
     _, once = run(workload, replace(patient, patience_s=5.0))

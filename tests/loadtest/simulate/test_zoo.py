@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.engine.zoo.member import Label, Member
-from loadtest.engine.zoo.members import HYBRID, MEMBERS
-from loadtest.pages.markdown import PageError, rows_of
-from loadtest.pages.zoo import figures_block
+from loadtest.docgen.markdown import PageError, rows_of
+from loadtest.docgen.zoo import figures_block
+from loadtest.fake_engine.zoo.member import Label, Member
+from loadtest.fake_engine.zoo.members import HYBRID, MEMBERS
 from loadtest.simulate.command import main
 from loadtest.simulate.results.zoo import FORETOLD, HEADS, LOADS, SHARE, ZooJob, lines, rows_of_member
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.core.facts.placements import Candidate, Choice, Market
 from router.core.placement.ring import Ring, under_bound
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class ConsistentHash:
     cache_aware: bool = False
     _ring: Ring = field(default_factory=Ring)
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Return the first candidate under the load bound."""
         loads = {c.id: c.in_flight for c in candidates}
-        return Choice(self._ring.pick(market.ring_key, loads, under_bound(loads, 1)), tied=True)
+        return PolicyDecision(self._ring.pick(market.ring_key, loads, under_bound(loads, 1)), tied=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 @dataclass(slots=True)
@@ -15,6 +15,6 @@ class LeastLoaded:
     name: str = "least_loaded"
     cache_aware: bool = False
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Return the candidate with the fewest open leases."""
-        return Choice(min(candidates, key=lambda c: (c.in_flight, c.pending_ms)).id)
+        return PolicyDecision(min(candidates, key=lambda c: (c.in_flight, c.pending_ms)).id)

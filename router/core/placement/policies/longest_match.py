@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 @dataclass(slots=True)
@@ -15,6 +15,6 @@ class LongestMatch:
     name: str = "longest_match"
     cache_aware: bool = True
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Return the candidate with the longest cached prefix."""
-        return Choice(max(candidates, key=lambda c: (c.cached_tokens, -c.in_flight)).id)
+        return PolicyDecision(max(candidates, key=lambda c: (c.cached_tokens, -c.in_flight)).id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class RoundRobin:
     cache_aware: bool = False
     _turn: int = -1
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Return the next candidate."""
         self._turn += 1
-        return Choice(candidates[self._turn % len(candidates)].id)
+        return PolicyDecision(candidates[self._turn % len(candidates)].id)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class TwoChoices:
     name: str = "two_choices"
     cache_aware: bool = False
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         """Return the candidate with fewer open leases of two; of one candidate, that one."""
         drawn = self.rng.sample(candidates, min(2, len(candidates)))
-        return Choice(min(drawn, key=lambda c: c.in_flight).id)
+        return PolicyDecision(min(drawn, key=lambda c: c.in_flight).id)

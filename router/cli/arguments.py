@@ -1,0 +1,56 @@
+"""Command lines that report their errors with the usage of the command and the flag that was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from router.config.suggestions import nearest
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser with commands that refuse unknown flags, each with a hint.
+
+    argparse itself leaves that to the top-level parser, which shows its own usage and knows no flag of the command.
+    """
+
+    settings: tuple[str, ...] = ()  # dotted keys that `--set` accepts
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201 - argparse's own, with its overloads
+        """Return the namespace, and always an empty list: an unknown argument ends the process with status 2."""
+        if args:
+            self._check_command(args[0])
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown)
+        return known, unknown
+
+    def _check_command(self, word: str) -> None:
+        """Refuse an unknown word in the place of a command."""
+        commands = [name for action in self._actions if action.dest == "command" for name in action.choices or ()]
+        if commands and not word.startswith("-") and word not in commands:
+            self.error(f"there is no command '{word}'{nearest(word, commands)}")
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        flags = [each for each in unknown if each.startswith("-") and each.strip("-")]
+        if not flags:
+            self.error(f"unexpected argument '{unknown[0]}'; {self.prog} --help says what it takes")
+        self.error(
+            "; ".join(f"unknown flag '{flag}'{self._suggest_flag(flag)}" for flag in (f.split("=")[0] for f in flags))
+        )
+
+    def _suggest_flag(self, flag: str) -> str:
+        """Return a hint: the setting that is spelled as this flag, or else the nearest flag, or else ""."""
+        key = _words(flag)
+        same = [setting for setting in self.settings if _words(setting) == key]
+        if same:
+            return f"; it is a setting: --set {same[0]}=VALUE"
+        return nearest(flag, self._flags(), prefix="--")
+
+    def _flags(self) -> Iterable[str]:
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.lower().replace("-", "_").replace(".", "_").split("_") if word]

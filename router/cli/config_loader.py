@@ -1,0 +1,393 @@
+"""Settings from all sources, checked together: every problem is reported at once.
+
+Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
+`limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and `--set
+limits.body_bytes_max=...` on the command line. An unknown key is an error, and the message names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.config import secrets
+from router.config.allowed_networks import allowed_problems, is_address, is_loopback
+from router.config.api_keys import APPEND_ONLY, OFF, Keys, KeysError
+from router.config.files import NotYaml, read_at_most, yaml_of
+from router.config.origins import origin_problems
+from router.config.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
+from router.config.suggestions import describe_mismatch, nearest, quote_value
+from router.config.tls import listener_problems, replica_problems
+from router.config.url_maps import (
+    base_urls,
+    continue_problems,
+    event_problems,
+    model_problems,
+    objective_problems,
+    peer_problems,
+    split_problems,
+    token_problems,
+    url_problems,
+)
+from router.core.dialects.tool_normalization import REPAIRS
+from router.core.placement.policies import POLICIES, DisaggPolicy
+from router.engines.discovery import POOLS_MAX, SOURCES
+from router.peering.validation import shared_problems
+from router.prewarm.prefixes import file_problems
+from router.telemetry.tracing import METRICS_PATH
+from router.telemetry.tracing import problems as tracing_problems
+
+FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has about 40 KiB
+UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest valid one, which takes about 40 ms
+PROBLEMS_MAX = 200  # problems that are listed one by one
+ENV_PREFIX = "WARMROUTE_"
+# for pip (deploy/backend.py); a user may export it there and start the router in the same environment
+ENV_OF_BUILD = "WARMROUTE_NATIVE"
+TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
+TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings with values that YAML may read as a number
+DISABLED_VALUES = (
+    "observatory.append_only",
+    "upstream.continue_streams",
+)  # settings for which YAML reads the value `off` as false
+
+
+def load(
+    file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Return settings from all sources. `overrides` maps dotted keys to values. Raises SettingsError with every
+    problem."""
+    problems: list[str] = []
+    keys = field_keys()
+    flat = _flatten(_read_file(file, problems), keys, problems) if file else {}
+    flat |= _from_env(env or {}, keys, problems)
+    for key, value in (overrides or {}).items():
+        if key in keys:
+            flat[key] = value
+        else:
+            problems.append(f"unknown setting '{key}'{nearest(key, keys)}")
+    values = {}
+    for key, raw in flat.items():
+        if key in TEXTS_OR_NUMBERS and type(raw) is int:
+            raw = str(raw)
+        if key in DISABLED_VALUES and raw is False:
+            raw = OFF
+        if not _is_text(raw):
+            problems.append(f"'{key}': has bytes that are no text")
+            continue
+        try:
+            values[key] = _convert(raw, keys[key])
+        except msgspec.ValidationError:
+            problems.append(f"'{key}': {describe_mismatch(keys[key], raw, secret=key in SECRETS)}")
+    for key in ("replicas", "split.prefill", "split.decode"):
+        if key in values:
+            values[key] = base_urls(values[key])
+    settings: Settings = _build(Settings, "", values)
+    problems += _check(settings)
+    if problems:
+        raise SettingsError(_first(problems, PROBLEMS_MAX, "problems"))
+    return settings
+
+
+def _first(problems: list[str], most: int, what: str) -> list[str]:
+    """Return the first `most` problems, and a line with the number of the others."""
+    left = len(problems) - most
+    return problems if left <= 0 else [*problems[:most], f"and {left:,} more {what}"]
+
+
+def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
+    try:
+        data = read_at_most(file, FILE_BYTES_MAX)
+        if len(data) > FILE_BYTES_MAX:
+            problems.append(f"{file}: has more than {FILE_BYTES_MAX >> 20} MiB")
+            return {}
+        tree = yaml_of(data.decode())
+    except OSError as error:
+        problems.append(f"{file}: {error.strerror or error}")
+        return {}
+    except (NotYaml, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not YAML: {error}")
+        return {}
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        problems.append(f"{file}: the top level must be a mapping of settings")
+        return {}
+    return tree
+
+
+def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return a file's tree as dotted keys; unknown ones become problems."""
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name not in sections:
+            found = {str(name): value}
+        elif isinstance(value, dict):
+            found = {f"{name}.{inner}": v for inner, v in value.items()}
+        else:
+            found = {}
+            if value is not None:
+                problems.append(f"'{name}' must be a mapping, not {quote_value(value)}")
+        # `auth.keys_file: x` beside `auth: {keys_file: y}`: the YAML has no key twice, but the settings have.
+        problems += [f"'{key}' is given twice" for key in found if key in flat and key in keys]
+        flat |= found
+    unknown = sorted(flat.keys() - keys.keys())
+    for key in unknown[:UNKNOWN_MAX]:
+        problems.append(f"unknown setting '{key[:200]}'{nearest(key, [*keys, *sections])}")
+    if len(unknown) > UNKNOWN_MAX:
+        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown settings")
+    return {key: value for key, value in flat.items() if key in keys}
+
+
+def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
+    unknown = [
+        name
+        for name in sorted(env.keys() - names.keys())
+        if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name)
+    ]
+    for name in unknown[:UNKNOWN_MAX]:
+        problems.append(f"unknown environment variable '{name}'{nearest(name, names, prefix=ENV_PREFIX)}")
+    if len(unknown) > UNKNOWN_MAX:
+        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown environment variables")
+    return {names[name]: value for name, value in env.items() if name in names}
+
+
+# Kubernetes gives every pod variables for every Service of its namespace (service links). Those of a Service named
+# `warmroute` are not typing errors.
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def _is_text(value: object) -> bool:
+    """Return False for text that no setting may contain: NUL, which ends a path, and lone surrogates, as which Python
+    decodes bytes of the environment that are not UTF-8."""
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    return not any(isinstance(text, str) and _NO_TEXT.search(text) for text in texts)
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
+    """Check type and limits. Strings from flags and the environment are converted to the setting's type."""
+    if isinstance(value, str) and type_ == tuple[str, ...]:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    return msgspec.convert(value, type_, strict=not isinstance(value, str))
+
+
+def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any settings class
+    arguments: dict[str, Any] = {}
+    for name, hint in get_type_hints(type_).items():
+        if dataclasses.is_dataclass(hint):
+            arguments[name] = _build(hint, f"{name}.", values)
+        elif prefix + name in values:
+            arguments[name] = values[prefix + name]
+    return type_(**arguments)
+
+
+def _check(settings: Settings) -> list[str]:
+    """Return the problems of values that have the right type."""
+    problems = []
+    if not settings.listen.host or not settings.listen.admin_host:
+        problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
+    problems += url_problems(settings.replicas)
+    problems += _check_discovery(settings.discovery)
+    if settings.routing.policy not in POLICIES:
+        policy = settings.routing.policy
+        problems.append(f"'routing.policy': there is no policy '{policy}'{nearest(policy, POLICIES)}")
+    if settings.log.level not in ("debug", "info", "warning", "error"):
+        problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
+    if settings.log.format not in ("json", "text"):
+        problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+    problems += _check_access(settings)
+    problems += shared_problems(settings.shared)
+    problems += _check_observatory(settings.observatory)
+    events, tokens = settings.events, settings.tokens
+    problems += event_problems(events.endpoints, events.topics, events.bind)
+    problems += peer_problems(settings.pulls.endpoints)
+    problems += _check_split(settings)
+    problems += token_problems(tokens.sources, tokens.template_kwargs)
+    listen, upstream = settings.listen, settings.upstream
+    problems += origin_problems(listen.cors_origins)
+    problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
+    problems += _check_gateway(settings)
+    problems += continue_problems(upstream.continue_models)
+    problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
+    problems += tracing_problems(settings.tracing.endpoint)
+    problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
+    problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
+    if settings.limits.bodies_bytes_max < settings.limits.body_bytes_max:
+        problems.append("'limits.bodies_bytes_max': must have room for one body of 'limits.body_bytes_max' at least")
+    paths = settings.api.passthrough
+    if len(set(paths)) < len(paths):
+        problems.append("'api.passthrough': a path is given twice")
+    for path in paths:
+        if not re.fullmatch(r"/[\w./-]+", path):
+            problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
+    return problems
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as in Kubernetes
+_OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
+_HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def _check_split(settings: Settings) -> list[str]:
+    """Return the problems of the settings of disaggregated prefill."""
+    policy = settings.routing.policy
+    others = settings.discovery.source != "static" or settings.admin.replicas_allowed
+    problems = split_problems(settings.split, () if others else settings.replicas)
+    if settings.split.handshake and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
+        problems.append(f"'split.handshake': needs a policy that prices both legs, as warm does; it is '{policy}'")
+    return problems
+
+
+def _check_discovery(discovery: DiscoverySettings) -> list[str]:
+    """Return the problems of the settings of replica discovery."""
+    source, port, problems = discovery.source, discovery.port, model_problems(discovery.models)
+    if source not in SOURCES:
+        problems.append(f"'discovery.source': there is no source '{source}'{nearest(source, SOURCES)}")
+    if discovery.scheme not in ("http", "https"):
+        problems.append(f"'discovery.scheme': '{discovery.scheme}' is neither http nor https")
+    number = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
+    if port and not number and not _PORT_NAME.fullmatch(port):
+        problems.append(f"'discovery.port': '{port}' is neither a port number nor the name of a container port")
+    for name in discovery.namespaces:
+        if not _LABEL.fullmatch(name):
+            problems.append(f"'discovery.namespaces': '{name}' is not the name of a namespace")
+    if len(set(discovery.namespaces)) < len(discovery.namespaces):
+        problems.append("'discovery.namespaces': a namespace is given twice")
+    if discovery.dns_name and not _HOST_NAME.fullmatch(discovery.dns_name):
+        problems.append(f"'discovery.dns_name': '{discovery.dns_name}' is not a name such as vllm.default.svc")
+    if source == "dns" and not discovery.dns_name:
+        problems.append("'discovery.dns_name': is needed with discovery.source dns")
+    if source == "dns" and not number:
+        problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
+    if source == "kubernetes":
+        problems += _check_kubernetes(discovery)
+    return problems + _check_pools(discovery)
+
+
+def _check_pools(discovery: DiscoverySettings) -> list[str]:
+    """Return the problems of `discovery.pools`."""
+    pools, problems = discovery.pools, []
+    if not pools:
+        return []
+    if discovery.source != "kubernetes":
+        problems.append(f"'discovery.pools': needs discovery.source kubernetes; it is '{discovery.source}'")
+    for pool in pools:
+        namespace, slash, name = pool.rpartition("/")
+        if not _OBJECT_NAME.fullmatch(name) or (slash and not _LABEL.fullmatch(namespace)):
+            problems.append(f"'discovery.pools': '{pool}' is neither the name of an InferencePool nor namespace/name")
+    if len(set(pools)) < len(pools):
+        problems.append("'discovery.pools': a pool is given twice")
+    if len(pools) > POOLS_MAX:
+        problems.append(f"'discovery.pools': {len(pools)} pools are more than one router follows, {POOLS_MAX}")
+    for key, value in (("selector", discovery.selector), ("port", discovery.port)):
+        if value:
+            problems.append(
+                f"'discovery.{key}': '{value}' would not count beside discovery.pools, which say it: drop one"
+            )
+    if len(discovery.namespaces) > 1:
+        hint = "name pools as namespace/name instead"
+        problems.append(f"'discovery.namespaces': one at most with discovery.pools, where plain names are; {hint}")
+    return problems
+
+
+def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
+    problems = []
+    if discovery.kubeconfig:
+        why = ""
+        try:
+            if Path(discovery.kubeconfig).is_fifo():  # the client reads it again, on the event loop
+                why = "is a pipe, and a kubeconfig is read more than once"
+            else:
+                read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {why}")
+    client = importlib.util.find_spec("kubernetes")  # does not import the package, which is slow
+    places = client.submodule_search_locations if client is not None else None
+    if not any(Path(place, "aio").is_dir() for place in places or ()):
+        why = "needs the official client, 36 or newer: pip install '.[kubernetes]'"
+        problems.append(f"'discovery.source': kubernetes {why}")
+    return problems
+
+
+def _check_gateway(settings: Settings) -> list[str]:
+    """Return the problems of the picker's settings."""
+    gateway, problems = settings.gateway, []
+    problems += objective_problems(gateway.objectives)
+    problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "gateway")
+    if not gateway.host:
+        problems.append("'gateway.host': must not be empty; 0.0.0.0 is every address")
+    if settings.listen.face == "edge":
+        return problems
+    if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health")):
+        problems.append(f"'listen.face': {settings.listen.face} needs gRPC: pip install '.[gateway]'")
+    if settings.listen.workers > 1:
+        what = "the picker is one process; for more, run several routers and give the gateway all of them"
+        problems.append(f"'listen.workers': must be 1 with 'listen.face' {settings.listen.face}: {what}")
+    for url in settings.replicas:
+        host = (urlsplit(url).hostname or "") if "://" in url else ""
+        if not is_address(host):
+            problems.append(f"'replicas': '{url}': a gateway takes addresses such as http://10.0.0.1:8000, not names")
+    return problems
+
+
+def _check_access(settings: Settings) -> list[str]:
+    """Return the problems of keys, tokens, secrets, and of the files that contain them."""
+    admin, auth, upstream = settings.admin, settings.auth, settings.upstream
+    problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
+    problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
+    before, file = auth.secret_before, auth.secret_before_file
+    problems += secrets.problems("auth.secret_before", before, file, chars_min=SECRET_CHARS_MIN)
+    if (before or file) and not (auth.secret or auth.secret_file):
+        problems.append("'auth.secret_before': needs 'auth.secret', which has taken its place")
+    problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
+    problems += allowed_problems(admin.replicas_allowed)
+    host = settings.listen.admin_host
+    if host and not is_loopback(host) and not (admin.token or admin.token_file):
+        problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
+    isolated = auth.isolate
+    if auth.keys_file:
+        try:
+            keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+            isolated = any(tenant.isolated for tenant in keys.tenants.values())
+            if not settings.observatory.enabled and any(t.append_only != OFF for t in keys.tenants.values()):
+                problems.append("'auth.keys_file': its append_only needs 'observatory.enabled'")
+        except KeysError as error:
+            problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
+    elif isolated:
+        problems.append("'auth.isolate': needs 'auth.keys_file', by which tenants are known")
+    if isolated and not (auth.secret or auth.secret_file):
+        problems.append("'auth.secret': isolated tenants need one, of which their salts are made")
+    return problems
+
+
+def _check_observatory(observatory: ObservatorySettings) -> list[str]:
+    """Return the problems of the settings of repairs, and of headers that describe requests."""
+    problems = []
+    for name in observatory.repairs:
+        if name not in REPAIRS:
+            problems.append(f"'observatory.repairs': there is no '{name}'{nearest(name, REPAIRS)}")
+    if observatory.append_only not in APPEND_ONLY:
+        known = ", ".join(APPEND_ONLY)
+        problems.append(f"'observatory.append_only': '{observatory.append_only}' is none of {known}")
+    elif observatory.append_only != OFF and not observatory.enabled:
+        problems.append("'observatory.append_only': needs 'observatory.enabled', by which history is known")
+    if observatory.step_header and not _HEADER.fullmatch(observatory.step_header):
+        problems.append(f"'observatory.step_header': '{observatory.step_header}' is not the name of a header")
+    return problems
+
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2

@@ -1,0 +1,348 @@
+"""The command line: reads arguments, loads settings, and runs the command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from router.cli.arguments import CommandParser
+from router.cli.config_loader import load
+from router.cli.optional_deps import describe_missing_extra
+from router.config.api_keys import KeysError, entry_of, make_key
+from router.config.fd_limits import raise_limit
+from router.config.file_contents import NotedRead, install, install_or_restore
+from router.config.schema import Settings, SettingsError, field_keys
+from router.core.placement.policies import POLICIES
+from router.core.types.requests import Priority
+from router.telemetry import logs
+from router.telemetry.build import build, log_build_info
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+OWN_COMMANDS = frozenset(("serve", "check-config", "make-key", "audit", "top", "explain"))
+SERVE = "Run the router: each request goes to the replica that already holds most of its prompt."
+SERVE_NOTES = """\
+example:
+  warmroute serve --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000
+
+settings:
+  Every setting is a key of the YAML file (listen: {port: 8000}), an environment variable
+  (WARMROUTE_LISTEN_PORT=8000; lists with commas) and a flag (--set listen.port=8000).
+  Flags win over the environment, and that over the file.
+
+signals:
+  SIGTERM ends it when running answers are whole; Ctrl-C does so at once, without the
+  seconds for load balancers; SIGHUP reads settings, keys and certificates again.
+"""
+CHECK = """\
+Say what is wrong with a settings file, a line for each mistake, and exit with status 2.
+The environment (WARMROUTE_*) and --set count as they do for serve.
+
+example:
+  warmroute check-config warmroute.yaml
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `warmroute`. Returns the exit status."""
+    _open_standard_streams()
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments and (installed := _find_plugin_command(arguments[0])) is not None:
+        return _run_installed(installed, arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.command == "check-config":
+        return _check(options)
+    if options.command == "make-key":
+        return _make_key(options)
+    if options.command == "audit":
+        from router.cli.audit import report as audit
+
+        return audit.run(options, shlex.join(arguments))
+    if options.command == "top":
+        return _top(options)
+    if options.command == "explain":
+        from router.cli.explain.client import main as explain
+
+        return explain(options.id, options.url, options.token_file)
+    raise_limit()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until there are settings to read again
+
+    read = NotedRead(lambda: load(options.config, os.environ, _overrides(options)))
+    try:
+        settings = read()
+    except SettingsError as error:
+        return _complain(error)
+    if settings.listen.workers > 1:
+        from router.multiprocess import supervisor
+
+        return supervisor.run(settings, read, options.config)
+    install(read.files)
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
+    from router.eventloop import run
+
+    return run(_serve(settings, read, options.config))
+
+
+def _find_plugin_command(name: str) -> EntryPoint | None:
+    """Return the command of this name that another package installs in addition to the router's own, such as `demo`."""
+    if name in OWN_COMMANDS:
+        return None  # searching all distributions takes 30 ms
+    from importlib.metadata import entry_points
+
+    return next(iter(entry_points(group="warmroute.commands", name=name)), None)
+
+
+def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
+    """Run a command that another package installs in addition to the router's own, such as `demo`. Returns the exit
+    status."""
+    try:
+        run = command.load()
+    except ModuleNotFoundError as error:
+        print(f"warmroute: {describe_missing_extra(command.name, str(error.name), command.name)}", file=sys.stderr)
+        return 2
+    status: int = run(arguments)
+    return status
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that were closed. Otherwise a socket would take their place, and libuv would end the
+    process."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="warmroute", description="A KV-cache-aware router for LLM servers.")
+    parser.add_argument("--version", action="version", version=f"warmroute {build()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser(
+        "serve", help="run the router", description=SERVE, epilog=SERVE_NOTES, formatter_class=raw
+    )
+    serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    serve.add_argument(
+        "--face", metavar="FACE", help="edge: a proxy; picker: what a gateway asks over gRPC; both (edge)"
+    )
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", help="port to listen on (8000)")
+    serve.add_argument("--admin-port", metavar="PORT", help="port of the admin listener (8001)")
+    serve.add_argument("--policy", metavar="NAME", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    serve.add_argument(
+        "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
+    )
+    serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
+    check = commands.add_parser(
+        "check-config",
+        help="say what is wrong with a settings file and the environment",
+        description=CHECK,
+        formatter_class=raw,
+    )
+    check.add_argument("file", type=Path, metavar="FILE", help="YAML file of settings, as for serve --config")
+    for command in (serve, check):
+        command.settings = tuple(field_keys())
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
+        )
+    _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
+    _add_audit(commands.add_parser("audit", help="say what request logs tell of the cache, before there is a router"))
+    _add_top(commands.add_parser("top", help="watch a running router: hit rate, why tokens were computed, what to do"))
+    _add_explain(commands.add_parser("explain", help="say in words why a request went where it went"))
+    commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
+    return parser
+
+
+def _add_make_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tenant", help="whom it is for; several keys may be one tenant's")
+    parser.add_argument("--model", action="append", metavar="NAME", help="a model that may be used; repeat for each")
+    parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
+    parser.add_argument(
+        "--tokens-per-min", type=int, metavar="N", help="tokens of its prompts and answers, all its keys together"
+    )
+    parser.add_argument("--ttft-ms", type=float, metavar="MS", help="time within which its first tokens are wanted")
+    parser.add_argument(
+        "--priority",
+        choices=[priority.name.lower() for priority in Priority],
+        help="who goes first when replicas are full",
+    )
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="JSONL, a request a line; .gz, .zst; - is standard input"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there as well")
+    parser.add_argument("--excerpts", action="store_true", help="quote prompts where they differ")
+    parser.add_argument(
+        "--prefill-tokens-per-s",
+        type=_positive,
+        default=8_000,
+        metavar="N",
+        help="prompt tokens that a GPU is taken to compute in a second (8000)",
+    )
+    parser.add_argument("--tokenizer", metavar="PATH", help="count tokens with this one, where no usage is logged")
+    parser.add_argument(
+        "--memory-mb", type=_positive, default=512, metavar="N", help="megabytes of prompts' texts to remember (512)"
+    )
+    parser.add_argument(
+        "--requests-max", type=_positive, default=10_000_000, metavar="N", help="stop after so many (10000000)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1 is expected")
+    return value
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8001", help="of its admin listener (http://127.0.0.1:8001)")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+    )
+    parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
+    parser.add_argument(
+        "--once", action="store_true", help="print it once and exit, as where there is no terminal; needs no library"
+    )
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id", metavar="ID", help="its x-warmroute-request-id, or the x-request-id that it was sent with"
+    )
+    parser.add_argument(
+        "--admin", "--url", dest="url", default="http://127.0.0.1:8001", metavar="URL",
+        help="of the router's admin listener (http://127.0.0.1:8001)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+    )
+
+
+def _top(options: argparse.Namespace) -> int:
+    from router.cli.top.command import main as top
+
+    return top(options.url, options.token_file, interval_s=options.interval_s, once=options.once)
+
+
+def _make_key(options: argparse.Namespace) -> int:
+    """Print the entry to standard output, for `>> keys.yaml`, and the key to standard error. The key is shown only
+    once."""
+    key = make_key()
+    try:
+        entry = entry_of(
+            key,
+            options.tenant,
+            models=options.model,
+            requests_per_min=options.requests_per_min,
+            tokens_per_min=options.tokens_per_min,
+            priority=options.priority,
+            ttft_ms=options.ttft_ms,
+        )
+    except KeysError as error:
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
+        return 2
+    print(entry, end="", flush=True)
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    return 0
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    flags = {
+        "replicas": options.replica,
+        "listen.face": options.face,
+        "listen.host": options.host,
+        "listen.port": options.port,
+        "listen.admin_port": options.admin_port,
+        "listen.workers": options.workers,
+        "routing.policy": options.policy,
+        "tokens.sources": options.tokenizer,
+    }
+    return {key: value for key, value in flags.items() if value is not None} | _assignments(options.set)
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of `--set`, by key. Raises SettingsError."""
+    assigned = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError([f"--set {text}: KEY=VALUE is expected"])
+        assigned[key] = value
+    return assigned
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Check the settings as `serve` would load them here, including the environment, which may contain secrets and
+    mistakes."""
+    try:
+        NotedRead(lambda: load(options.file, os.environ, _assignments(options.set)))()
+    except SettingsError as error:
+        return _complain(error)
+    print(f"{options.file}: fine")
+    return 0
+
+
+def _complain(error: SettingsError) -> int:
+    for problem in error.problems:
+        print(f"warmroute: {problem}", file=sys.stderr)
+    return 2
+
+
+async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | None) -> int:
+    from router.config.reload import Reloader
+    from router.single_process import RouterServer
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    stop: asyncio.Future[int] = loop.create_future()
+    serving = False
+
+    def signalled(number: int) -> None:
+        if (stop.done() or not serving) and task is not None:
+            task.cancel()  # a second signal ends the drain; before serving begins, the first one ends the process
+        if not stop.done():
+            stop.set_result(number)
+
+    def apply(new: Settings) -> None:
+        with install_or_restore(read.files):  # the files have already been read, off the event loop
+            app.reload(new)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    app = RouterServer(settings)
+    reloader = Reloader(settings, read, apply, app.hub.count_reload, file=file)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+    try:
+        async with app:
+            serving = True
+            reloading = asyncio.create_task(reloader.watch())
+            log_build_info()
+            logs.log_listening(app.url, app.admin_url)
+            first = await stop
+            reloading.cancel()
+            if first == signal.SIGTERM:
+                app.lame_duck()
+                await asyncio.sleep(reloader.settings.listen.lame_duck_s)
+    except asyncio.CancelledError:
+        return 130
+    except SettingsError as error:
+        return _complain(error)
+    except OSError as error:
+        print(f"warmroute: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Interface between a hub and its parts. `assembly` makes the parts, `hub` holds them."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Protocol
+
+from router.admin.history.request_history import RouterHistory
+from router.admin.listener import AdminListener
+from router.admin.observatory import InsightsService
+from router.admin.pages import Pages
+from router.config.api_keys import Keys
+from router.config.schema import Settings
+from router.control.admission_controller import AdmissionController
+from router.control.local_placement import LocalPlacementService
+from router.control.replica_lifecycle import ReplicaLifecycle
+from router.control.router_link import PeerSync
+from router.control.snapshot import SnapshotManager
+from router.core.placement.router import Router
+from router.engines.discovery.combined_source import MergedDiscovery
+from router.engines.discovery.static import StaticDiscovery
+from router.engines.kv_events.subscriber import EventStreamManager
+from router.engines.metrics_page import MetricsPages
+from router.engines.probe import Prober
+from router.placement_api import Frontends
+from router.prewarm.warmer import Warmer
+from router.telemetry.metrics import Metrics
+from router.telemetry.process_totals import ProcessTotals
+from router.telemetry.record import RequestRecord
+from router.tokenization.encoder import PromptEncoder
+
+
+class ControlPlaneContext(Protocol):
+    """A hub, as its parts use it. A part that is None is switched off."""
+
+    settings: Settings
+    admin: AdminListener
+    admin_url: str
+    admin_token: str
+    upstream_key: str
+    tls: ssl.SSLContext | None
+    edges: Frontends
+    router: Router
+    metrics: Metrics
+    totals: ProcessTotals
+    replicas: StaticDiscovery
+    discoveries: MergedDiscovery
+    history: RouterHistory
+    pages: Pages
+    observatory: InsightsService | None
+    admission: AdmissionController
+    warmer: Warmer
+    events: EventStreamManager | None
+    metrics_pages: MetricsPages
+    roster: ReplicaLifecycle
+    prober: Prober
+    prompts: PromptEncoder | None
+    placer: LocalPlacementService
+    link: PeerSync | None
+    state: SnapshotManager | None
+
+    @property
+    def keys(self) -> Keys | None:
+        """API keys in force; None if the router requires no keys."""
+
+    def ready(self) -> bool:
+        """True if requests should be sent to this router."""
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that ended."""
+
+    def count_attempt_failure(self, replica: str, kind: str) -> None:
+        """Count an attempt that failed."""

@@ -1,0 +1,210 @@
+"""Placer of this process: calls the Router after admission."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from router.control.admission_controller import AdmissionController
+from router.control.response_owners import ResponseOwners
+from router.core.admission.concurrency_windows import AdmissionLimits, NoLimits
+from router.core.admission.queue import Ticket
+from router.core.fleet.lease import Lease
+from router.core.placement.placement_request import PlacementRequest
+from router.core.placement.router import Router
+from router.core.types.placements import Outcome
+from router.core.types.replicas import REST_MAX_S
+from router.core.types.requests import Priority
+from router.placement_api import LEFT, HttpPage, RequestPrincipal, TokenizationSpec
+from router.telemetry.record import RequestRecord
+
+log = logging.getLogger(__name__)
+
+SUMMARY_TTL_S = 0.25  # time for which the text about ready replicas is cached
+POLL_INTERVAL_S = 0.001  # interval of the polls for an awaited event
+
+
+class LocalPlacementService:
+    """Places by the Router in this process."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        clock: Callable[[], float],
+        event_wait_s: float,
+        response_ids_max: int,
+        private_responses: bool = False,
+        observe: Callable[[RequestRecord], None],
+        failed: Callable[[str, str], None],
+        refused: Callable[[str], None],
+        page: Callable[[str, RequestPrincipal | None, str], Awaitable[HttpPage | None]],
+        limits: AdmissionLimits | None = None,
+        load_stale_s: float = 3.0,
+        shed: Callable[[str, Priority, str], None] = lambda *_: None,
+        made: Callable[[str, str, str], None] = lambda *_: None,
+        told_within_s: Callable[[], float] = lambda: 0.0,
+        pull_rest_s: float = 60.0,
+        look: Callable[[], Awaitable[None]] | None = None,
+        reread: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Callbacks and limits:
+
+        - `limits`: None means that no request waits for a place.
+        - `shed(code, priority, model)`: called for each request that is turned away.
+        - `made(response_id, replica, tenant)`: called for each stored response.
+        - `told_within_s`: returns the time that other routers' reports of stored responses may take to arrive; 0 if no
+          such report can arrive.
+        - `look`: reads again the model lists of all replicas.
+        - `reread`: reads again the model list of one replica.
+        """
+        self._router = router
+        self.owners = ResponseOwners(response_ids_max, private=private_responses)
+        self.admission = AdmissionController(
+            router, self.owners, limits or NoLimits(), stale_s=load_stale_s, clock=clock, shed=shed
+        )
+        self._clock = clock
+        self._event_wait_s = event_wait_s
+        self._standing, self._standing_until_s = "", float("-inf")
+        self.resolve = router.models.resolve
+        self.engines, self.find_expected_base = router.models.engines, router.models.find_expected_base
+        self.context_tokens = router.models.context_tokens
+        self.parent = router.models.parent
+        self._look, self._reread = look, reread
+        self.cache_identity = router.models.names.cache_identity
+        self.first_token = self.admission.first_token
+        self.ask = self.admission.admit
+        self.reserve_rate = self.admission.charge
+        self.finish = self.admission.finish
+        self._made, self._told_within_s = made, told_within_s
+        self.record_request = observe
+        self.count_attempt_failure = failed
+        self.report_connection_refused = refused
+        self._page = page
+        self._pull_rest_s = pull_rest_s
+
+    def page(self, path: str, owner: RequestPrincipal | None = None, accept: str = "") -> Awaitable[HttpPage | None]:
+        """Return one of the router's own pages; None if the page does not exist."""
+        return self._page(path, owner, accept)
+
+    async def look(self, model: str) -> None:
+        """Read again the model lists of the replicas, unless that was done just now."""
+        if self._look is not None:
+            await self._look()
+
+    def lacks(self, replica: str, model: str) -> None:
+        """Record that the replica does not serve this model, even if its list names it."""
+        if self._router.lacks_model(replica, model):
+            fields = {"replica": replica, "model": model}
+            log.warning("replica no longer serves a model of its list", extra={"event": "model_lost", "fields": fields})
+        self._reread(replica)
+
+    def wants_token_ids(self) -> bool:
+        """True if events of any replica are followed, so that prompts are needed as token ids."""
+        return self._router.knowledge.follows
+
+    def tokenization_spec(self, model: str) -> TokenizationSpec | None:
+        """Return the data needed to turn a model's prompts into token ids; None if token ids would not help
+        placement."""
+        models = self._router.models
+        if not models.follows(model):
+            return None
+        return TokenizationSpec(
+            *models.engine(model), models.adapter(model), tuple(self._router.knowledge.block_sizes())
+        )
+
+    async def place(self, wanted: PlacementRequest, exclude: frozenset[str]) -> Lease:
+        """Return a lease on a replica that is not excluded, after a wait for a place if necessary. A cancelled call
+        leaves no trace. Raises NoReplicaReady, Shed and UnknownResponse."""
+        if wanted.response_id is not None and not self.owners.knows(wanted.response_id):
+            await self.wait_for_response_owner(wanted.response_id)
+        if wanted.tokens is not None and self.events_pending(wanted) and not exclude:
+            await self.wait_for_events(wanted)
+        ticket = self.admission.admit(wanted, exclude, lambda answer: self._on_admission_result(future, answer))
+        if not isinstance(ticket, Ticket):
+            return ticket
+        # `answered` is not called before the next iteration of the event loop
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.admission.cancel(ticket)
+            if future.done() and not future.cancelled() and future.exception() is None:  # placed at the last moment
+                self.finish(future.result(), LEFT, self._clock())
+            raise
+
+    def register_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
+        """Record that a replica has made a stored response for this tenant."""
+        self.owners.learn(response_id, replica, tenant)
+        self._made(response_id, replica, tenant)
+
+    async def wait_for_response_owner(self, response_id: str) -> None:
+        """Wait for another router's report of a response that is unknown here: its client may be faster than the
+        report. Without a report, the request could not be answered anyway."""
+        until_s = self._clock() + self._told_within_s()
+        while self._clock() < until_s and not self.owners.knows(response_id):  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    def is_valid(self, lease: Lease) -> bool:
+        """True if the lease's replica has neither left nor been replaced, and discovery reports it ready."""
+        member = self._router.member(lease.replica)
+        return member is not None and member.replica.ready and lease.id in member.leases
+
+    def _on_admission_result(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
+        if isinstance(answer, Exception):
+            if not future.done():
+                future.set_exception(answer)
+        elif future.done():  # the call was cancelled, and its task has not run since
+            self.finish(answer, LEFT, self._clock())
+        else:
+            future.set_result(answer)
+
+    async def wait_for_events(self, wanted: PlacementRequest) -> None:
+        """Wait for events that concern the prompt, for at most `event_wait_s`. A response may arrive before the event
+        of its last block, and the next request follows it at once."""
+        until_s = self._clock() + self._event_wait_s
+        while self.events_pending(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    def events_pending(self, wanted: PlacementRequest) -> bool:
+        """True if events that concern this prompt are known to be on their way."""
+        return wanted.tokens is not None and self._router.knowledge.has_pending_events(wanted.tokens, self._clock())
+
+    def note_progress(self, replica: str) -> None:
+        """Count a further part of a response as a sign that its replica is alive."""
+        self._router.alive(replica, self._clock())
+
+    def set_cooldown(self, replica: str, for_s: float, *, full: bool = False) -> None:
+        """Send a replica no request for `for_s`, at most REST_MAX_S. The replica requested this cooldown, or its queue
+        was `full`."""
+        if for_s > 0:
+            self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S), full=full)
+
+    def report_pull_timeout(self, source: str) -> None:
+        """Do not use a replica as a source of P2P KV transfers during a cooldown."""
+        self._router.cooldown_pull_source(source, self._clock() + self._pull_rest_s)
+
+    def finish_prefill(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Record the end of a lease's prefill stage."""
+        self.admission.finish_prefill(lease, outcome, now_s)
+
+    def report_pair_failure(self, prefill: str, decode: str) -> None:
+        """Require a new warm-up of two replicas before they take another disaggregated request."""
+        self._router.pair_broke(prefill, decode, now_s=self._clock())
+
+    def has_other_ready(self, tried: frozenset[str]) -> bool:
+        """True if a replica is ready that is not among these."""
+        return any(member.id not in tried for member in self._router.usable())
+
+    def ready_one(self) -> str | None:
+        """Return the first of the replicas that are ready."""
+        return next((member.id for member in self._router.usable()), None)
+
+    def readiness_summary(self) -> str:
+        """Return a text with the number of ready replicas and the reasons why others are not ready. It is made at most
+        once in SUMMARY_TTL_S, because a fleet that is down may refuse thousands of requests a second."""
+        now_s = self._clock()
+        if now_s >= self._standing_until_s:
+            self._standing, self._standing_until_s = self._router.models.readiness_summary(), now_s + SUMMARY_TTL_S
+        return self._standing

@@ -1,0 +1,386 @@
+"""Builds the parts of a hub from its settings.
+
+Each function makes one part for the given hub, from the settings and from parts that exist already. A part that is made
+later is looked up at call time.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.admin.history.request_history import RouterHistory
+from router.admin.history.writer import HistoryWriter
+from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
+from router.admin.observatory import InsightsService
+from router.admin.page_table import AdminRoute
+from router.admin.pages import Pages
+from router.config.allowed_networks import is_loopback
+from router.config.schema import PullSettings, Settings, TierSettings
+from router.config.url_maps import event_endpoints, event_topics
+from router.control.control_context import ControlPlaneContext
+from router.control.local_placement import LocalPlacementService
+from router.control.router_link import PeerSync
+from router.control.snapshot import SnapshotManager
+from router.core.estimators.tier_load import FLOOR_MS, LoadModel, guess
+from router.core.fleet.expected_models import ExpectedModels
+from router.core.insights.breakdown import Explainer
+from router.core.kv_events.stream import StreamLimits
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.core.types.replicas import Replica
+from router.core.types.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
+from router.engines.discovery.combined_source import MergedDiscovery
+from router.engines.discovery.factory import source_of
+from router.engines.discovery.static import StaticDiscovery
+from router.engines.kv_connectors import KvConnectorProber
+from router.engines.kv_events.subscriber import EventStreamManager
+from router.engines.p2p_prober import P2pProber
+from router.engines.pair_warmup import PairWarmer
+from router.engines.probe import Prober
+from router.engines.ranks import RankExpander
+from router.http.client_timeouts import ClientLimits
+from router.peering.validation import is_shared
+from router.prewarm.sender import PromptSender
+from router.prewarm.warmer import Warmer
+from router.telemetry.metrics import Metrics, MetricSources
+from router.tokenization.encoder import PromptEncoder
+from router.tokenization.request_tokens import EngineTokenizer
+from router.tokenization.verifier import TokenizerVerifier
+
+log = logging.getLogger(__name__)
+
+STALE_PROBES = 3  # probe intervals after which an engine's reported load no longer counts
+
+
+def router_of(hub: ControlPlaneContext) -> Router:
+    """Make the Router. Its events about replicas go to the roster, the event streams and the warmer."""
+    s = hub.settings
+    window_s = s.observatory.replay_window_s
+    return Router(
+        POLICIES[s.routing.policy](),
+        index_bytes_max=s.routing.index_bytes_max,
+        memory_max=s.routing.memory_max,
+        blocks_max_default=s.routing.blocks_max_default,
+        stored_blocks_max=s.events.blocks_max,
+        stored_bytes_max=s.events.index_bytes_max,
+        repeats=s.events.announce,
+        tiers=s.tiers.enabled,
+        load_guesses=load_guesses(s.tiers, s.pulls),
+        graded=lambda id_, grade, why: hub.roster.on_grade_changed(id_, grade, why),
+        resync=lambda id_: hub.events.resync(id_) if hub.events else None,
+        slow_start_s=s.upstream.slow_start_s,
+        stuck_after_s=s.upstream.stuck_after_s,
+        breaker_changed=lambda id_, state, why: hub.roster.on_breaker_changed(id_, state, why),
+        cleared=lambda id_: hub.warmer.on_cache_cleared(id_),
+        several=lambda id_: hub.roster.on_shared_metrics_page(id_),
+        suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
+        explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
+        expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
+    )
+
+
+def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
+    """Initial estimates of load time: from each cache tier, over P2P KV transfer, and to a decode stage. They serve
+    until measurements exist."""
+    gb_per_s = {
+        CPU: s.cpu_gb_per_s,
+        **dict.fromkeys((PEER, LEG), pulls.gb_per_s),
+        SHARED: s.shared_gb_per_s,
+        **dict.fromkeys((STORAGE, EXTERNAL), s.storage_gb_per_s),
+    }
+    return {tier: guess(FLOOR_MS[tier], s.kv_bytes_per_token, speed) for tier, speed in gb_per_s.items()}
+
+
+def metrics_of(hub: ControlPlaneContext) -> Metrics:
+    """Make the metrics of this process and of all frontends."""
+
+    def streams() -> dict[str, dict[str, float | None]]:
+        rows = hub.events.stats().items() if hub.events is not None else ()
+        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
+
+    def history() -> tuple[bool, int, int]:
+        status = hub.history.status()
+        return (status.failing, status.bytes, hub.history.count_dropped()) if status is not None else (False, 0, 0)
+
+    figures = MetricSources(
+        in_flight=lambda: hub.edges.in_flight,
+        streams=streams,
+        prompts=lambda: hub.totals.prompts(hub.prompts.counts() if hub.prompts is not None else {}),
+        queued=lambda: hub.admission.count_queued(),
+        waiting=lambda: hub.admission.count_waiting(),
+        held=lambda: hub.admission.held_back(),
+        engine_version=lambda replica: hub.roster.engine_version(replica),
+        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
+        ledger=lambda: hub.observatory.flush() if hub.observatory is not None else None,
+        history=history,
+        sharing=lambda: hub.link.figures() if hub.link is not None else None,
+        state=lambda: hub.state.figures() if hub.state is not None else None,
+        admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
+        totals=hub.totals,
+    )
+    names = hub.settings.metrics
+    return Metrics(
+        hub.router,
+        time.monotonic,
+        figures,
+        process=True,
+        otel_names=names.otel_names,
+        aliases=names.aliases,
+        splits=bool(hub.settings.split.handshake),
+    )
+
+
+def replicas_of(hub: ControlPlaneContext) -> StaticDiscovery:
+    """Make the source of configured replicas. Replicas that a reload removes are kept for at most the time of two
+    probes."""
+    kept_s = 2 * hub.settings.probe.timeout_s
+    return StaticDiscovery(hub.settings.replicas, alone=hub.router.serving_alone, kept_s=kept_s)
+
+
+def discoveries_of(hub: ControlPlaneContext) -> MergedDiscovery:
+    """Join all sources of replicas: replicas of the settings, replicas added at run time, and the configured
+    discovery."""
+    s = hub.settings
+    if not s.replicas and s.discovery.source == StaticDiscovery.source:
+        log.warning(
+            "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
+            extra={"event": "no_replicas"},
+        )
+    source = source_of(s.discovery, split=bool(s.split.handshake))
+    return MergedDiscovery(hub.replicas, source, replicas_max=s.discovery.replicas_max)
+
+
+def history_of(hub: ControlPlaneContext) -> RouterHistory:
+    """Make the history: in memory, and also in a file if a path is configured."""
+    admin = hub.settings.admin
+    keeper = None
+    if admin.history_path:
+        path, days = admin.history_path, admin.history_days_max
+        keeper = HistoryWriter(path, bytes_max=admin.history_bytes_max, days_max=days)
+
+    def load() -> tuple[int, int]:
+        waiting, _ = hub.admission.count_queued()
+        return hub.edges.in_flight, sum(waiting.values())
+
+    return RouterHistory(
+        decisions_max=hub.settings.limits.decisions_max,
+        keeper=keeper,
+        load=load,
+        days_max=admin.history_days_max,
+        bytes_max=admin.history_bytes_max,
+    )
+
+
+def warn_if_unauthenticated(settings: Settings) -> None:
+    """Warn if every client that reaches the main listener may use it: it is not on loopback alone, and requires no
+    key."""
+    listen = settings.listen
+    if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
+        return
+    fields = {"host": listen.host, "next": "give auth.keys_file (warmroute make-key), or let a firewall decide"}
+    log.warning(
+        "the router is open to all who reach it: no API keys are asked for",
+        extra={"event": "open_to_all", "fields": fields},
+    )
+
+
+def pages_of(hub: ControlPlaneContext) -> Pages:
+    """Make the pages that any client or operator may read."""
+
+    def stream(replica: str) -> dict[str, Any] | None:
+        stats = hub.events.stat(replica) if hub.events is not None else None
+        return msgspec.to_builtins(stats) if stats is not None else None
+
+    return Pages(
+        hub.router,
+        hub.metrics,
+        ready=hub.ready,
+        clock=time.monotonic,
+        history=hub.history,
+        streams=stream,
+        window=lambda id_: hub.admission.window(id_),
+        added=lambda id_: Replica(id_).url in hub.replicas.added,
+        warming=lambda id_: hub.warmer.is_warming(id_),
+        engine_version=lambda id_: hub.roster.engine_version(id_),
+        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
+        sharing=lambda: hub.link.status() if hub.link is not None else None,
+        state=lambda: hub.state.status() if hub.state is not None else None,
+        look=lambda: hub.prober.look(),
+    )
+
+
+def observatory_of(hub: ControlPlaneContext) -> InsightsService | None:
+    """Make the observatory; None if it is switched off."""
+    settings = hub.settings.observatory
+    if not settings.enabled:
+        return None
+    return InsightsService(
+        hub.router,
+        settings,
+        tenant=hub.metrics.tenant,
+        clock=time.monotonic,
+        decisions=hub.history.newest,
+        window=lambda id_: hub.admission.window(id_),
+        warming=lambda id_: hub.warmer.is_warming(id_),
+        models=hub.metrics.models,
+        counted=hub.metrics.sum_engine_counts,
+    )
+
+
+def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
+    """Make the placer for frontends in this process and for workers."""
+    s = hub.settings
+    return LocalPlacementService(
+        hub.router,
+        clock=time.monotonic,
+        event_wait_s=s.events.wait_s,
+        response_ids_max=s.limits.response_ids_max,
+        private_responses=bool(s.auth.keys_file),
+        observe=hub.observe,
+        failed=hub.count_attempt_failure,
+        refused=lambda replica: hub.roster.on_connection_refused(replica),
+        page=hub.pages.page,
+        limits=s.admission,
+        load_stale_s=STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s),
+        shed=hub.metrics.shed,
+        made=lambda *made: hub.link.link.publish_response_owner(*made) if hub.link is not None else None,
+        told_within_s=lambda: hub.link.owner_wait_s() if hub.link is not None else 0.0,
+        pull_rest_s=s.pulls.rest_s,
+        look=lambda: hub.prober.look(),
+        reread=lambda replica: hub.prober.reread(replica),
+    )
+
+
+def make_snapshot_manager(hub: ControlPlaneContext) -> SnapshotManager | None:
+    """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
+    s = hub.settings
+    if not s.state.file and not (s.state.siblings and is_shared(s.shared)):
+        return None
+    return SnapshotManager(hub.router, s.state, name=s.shared.router or socket.gethostname())
+
+
+def make_peer_sync(hub: ControlPlaneContext) -> PeerSync:
+    """Make the link to other routers. The admin listener must have its port first, because the port is part of this
+    router's name."""
+    return PeerSync(hub, urlsplit(hub.admin_url).port or 0)
+
+
+def warmer_of(hub: ControlPlaneContext) -> Warmer:
+    """Make the warmer, which fills caches before traffic comes."""
+    s = hub.settings
+    sender = PromptSender(
+        hub.router,
+        hub.admission,
+        clock=time.monotonic,
+        api_key=lambda: hub.upstream_key or s.probe.api_key,
+        tls=hub.tls,
+    )
+    return Warmer(
+        hub.router,
+        sender,
+        s.prewarm,
+        clock=time.monotonic,
+        hottest=hub.observatory.hottest if hub.observatory is not None else lambda _: (),
+        counted=hub.metrics.prewarmed,
+        released=lambda id_: hub.edges.on_replica_ready(id_),
+    )
+
+
+def prober_of(hub: ControlPlaneContext) -> Prober:
+    """Make the prober, which requests health, models and load from replicas."""
+    return Prober(
+        hub.router,
+        lambda id_: hub.roster.on_unreachable(id_),
+        on_ready=lambda id_: hub.roster.on_ready(id_),
+        settings=hub.settings.probe,
+        pages=hub.metrics_pages,
+        kv_tokens_max=hub.settings.routing.kv_tokens_max,
+        tls=hub.tls,
+    )
+
+
+def make_p2p_prober(hub: ControlPlaneContext) -> P2pProber:
+    """Make the prober of the addresses at which engines accept commands of their peers."""
+    return P2pProber(hub.router.set_p2p_address, hub.settings.pulls)
+
+
+def make_kv_connector_prober(hub: ControlPlaneContext) -> KvConnectorProber | None:
+    """Make the prober of KV connectors; None if disaggregated prefill is off."""
+    settings = hub.settings.split
+    return KvConnectorProber(hub.router.set_kv_connector, settings, hub.tls) if settings.handshake else None
+
+
+def make_pair_warmer(hub: ControlPlaneContext, hands: KvConnectorProber) -> PairWarmer:
+    """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
+    pair."""
+    return PairWarmer(
+        hub.router,
+        hands.handshake,
+        hands.addresses,
+        api_key=lambda: hub.upstream_key or hub.settings.probe.api_key,
+        clock=time.monotonic,
+        tls=hub.tls,
+        hosts=hub.settings.split.hosts,
+    )
+
+
+def ranks_of(hub: ControlPlaneContext) -> RankExpander:
+    """Make the discovery of data-parallel ranks, which requests their number from servers."""
+    return RankExpander(hub.settings.probe, hub.metrics_pages, hub.tls)
+
+
+def subscriber_of(hub: ControlPlaneContext) -> EventStreamManager:
+    """Make the subscriber to the KV events of replicas."""
+    s = hub.settings
+    return EventStreamManager(
+        hub.router.knowledge,
+        endpoints=event_endpoints(s.events.endpoints),
+        bind=s.events.bind,
+        topics=event_topics(s.events.topics),
+        api_key=s.probe.api_key,
+        tls=hub.tls,
+        poll_s=s.events.poll_s,
+        limits=StreamLimits(
+            silence_s=s.events.replay_timeout_s,
+            suspended_max_s=s.events.suspend_s,
+            queue_bytes_max=s.events.queue_bytes_max,
+        ),
+        handover=hub.state.handover if hub.state is not None else None,
+    )
+
+
+def make_tokenizer_verifier(
+    hub: ControlPlaneContext, prompts: PromptEncoder, asker: EngineTokenizer
+) -> TokenizerVerifier:
+    """Make the check that compares this router's token ids with those of replicas."""
+    return TokenizerVerifier(hub.router, prompts, asker, hub.settings.tokens)
+
+
+def admin_of(hub: ControlPlaneContext, routes: Iterable[AdminRoute]) -> AdminListener:
+    """Make the admin listener with these pages, before it listens."""
+    s = hub.settings
+    return AdminListener(routes, admin_limits(s), token=lambda: hub.admin_token, host=s.listen.admin_host)
+
+
+def admin_limits(settings: Settings) -> ClientLimits:
+    """Return the main listener's deadlines with the admin listener's own limits."""
+    listen, admin = settings.listen, settings.admin
+    return ClientLimits(
+        body_bytes_max=BODY_BYTES_MAX,
+        bodies_bytes_max=BODIES_MAX * BODY_BYTES_MAX,
+        bodies_wait_s=settings.limits.bodies_wait_s,
+        keepalive_s=listen.keepalive_s,
+        head_timeout_s=listen.head_timeout_s,
+        body_bytes_per_s_min=listen.body_bytes_per_s_min,
+        body_timeout_s=listen.body_timeout_s,
+        send_timeout_s=listen.send_timeout_s,
+        connections_max=admin.connections_max,
+        connections_per_client_max=admin.connections_per_client_max,
+    )

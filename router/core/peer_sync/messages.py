@@ -1,0 +1,278 @@
+"""Wire format of messages between routers. The bytes are untrusted: any client of the channel may have written them.
+
+    version   1 byte        an unknown one is of another release: the message is ignored without an error
+    name      1 + n bytes   its length, and the router's name in UTF-8
+    boot      8 bytes       big-endian; a later process of that name has a higher one
+    body      msgpack       a SharedMessage
+
+Name and boot precede the body, so that a router recognizes its own messages, which a channel may return, without
+decoding them. Keys of blocks are packed bytes, eight for each key. A row is bytes within the message, which are decoded
+only if they differ from the last ones. Most rows are repeated unchanged, for routers that missed them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.core.estimators.reuse import BUCKETS
+from router.core.types.peer_load import Count, Moment, PeerLoad, Whole
+
+VERSION = 2
+NAME_BYTES_MAX = 255
+KEY_BYTES = 8
+ROWS_MAX = 4_096  # replicas in a message
+ROW_BYTES_MAX = 160
+NUMBER_MAX = (1 << 64) - 1  # highest number of a replica
+KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas with shared speeds, and base models of a kind
+MEANS = (
+    *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
+    *("answer_ms_max", "token_ms_max", "longest_tokens"),
+)  # means and maxima of Speeds that are shared
+GAPS_MAX = 64  # gaps in other routers' messages that a message requests or fills
+FITS_MAX = 64  # replicas with their own speeds in a message
+LAGS_MAX = 256  # routers with their lags in a message
+NEWS_MAX = 256  # placements, first tokens, or ends, in a message; SharingLimits allow 200 at most
+MESSAGE_BYTES_MAX = 4 << 20  # no router sends a longer message
+_HEAD_BYTES = 2  # version and length of the name
+_BOOT_BYTES = 8
+
+
+Number = Annotated[int, Meta(ge=0)]
+
+
+Gap = tuple[Number, Number, Number]
+"""(number of a router, first and last of its missed messages)"""
+
+
+RowBytes = Annotated[bytes, Meta(max_length=ROW_BYTES_MAX)]
+"""A ReplicaLoadRow as msgpack."""
+
+
+class BadMessage(ValueError):
+    """A message is unreadable; the text is a one-line reason."""
+
+
+class ReplicaLoadRow(msgspec.Struct, array_like=True, gc=False):
+    """The router's open work at one replica. In a message it is bytes (`row_bytes`, `row_of`)."""
+
+    replica: Number  # number of the replica (`number_of`)
+    instance: Number  # number of its current engine; 0: unknown
+    cache_at_ms: Moment  # start time of the replica's cache, as the router observed it
+    began: bool  # the router observed the start; otherwise the cache may be older
+    sums: PeerLoad
+
+
+class ExpectedBlocks(msgspec.Struct, array_like=True, gc=False):
+    """Blocks of the engine's own size in computation for a prompt, after `depth` other blocks."""
+
+    block_tokens: Count
+    depth: Count
+    keys: bytes
+
+
+class AnswerRef(msgspec.Struct, array_like=True, gc=False):
+    """A past answer that a prompt quotes. Its blocks have the keys that the answer has as part of the prompt."""
+
+    replica: Number
+    blocks: Count  # leading blocks of the prompt, up to the answer's end
+    answer_keys: bytes  # keys under which the answer's blocks were counted so far
+
+
+class ConversationMark(msgspec.Struct, array_like=True, gc=False):
+    """The conversation of a placement, as its client identifies it."""
+
+    name: Number  # the name in core/placement/conversation_affinity.py, never 0
+    own_at: Count  # leading blocks of the prompt that were requested before the conversation began
+    final: bool  # no further request of it is expected
+
+
+class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
+    """A request was placed on a replica."""
+
+    lease: Count  # numbers ascend
+    replica: Number
+    own_tokens: Whole  # prompt tokens after the part that may be shared in the KV pool; estimates may make it negative
+    left_ms: Count  # modelled time until its prefill is complete
+    keys: bytes  # of all blocks of its prompt
+    claim: ExpectedBlocks | None = None
+    credit: AnswerRef | None = None
+    kin: ConversationMark | None = None
+    cached_tokens: Count = 0  # prompt tokens that the router estimated as cached there at placement
+
+
+class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
+    """The prefill of a prompt is complete; `computed_tokens` of it were computed."""
+
+    replica: Number
+    at_ms: Moment
+    computed_tokens: Count
+
+
+class SharedEnd(msgspec.Struct, array_like=True, gc=False):
+    """The end of a lease. If the answer ended well, the replica has the affinity of the conversation."""
+
+    lease: Count
+    replica: Number
+    computed: bool  # the prompt was computed
+    end_key: Number = 0  # key of the prompt; 0: it has none, or did not end well
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    answer_blocks: Count = 0  # blocks of the answer after the prompt
+
+
+class Retransmit(msgspec.Struct, array_like=True):
+    """Placements and ends that one router missed, repeated for that router alone. All others have received them
+    already."""
+
+    router: Number
+    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)]
+    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)]
+
+
+class FitSums(msgspec.Struct, array_like=True, gc=False):
+    """Sums of a least-squares fit (core/estimators/least_squares.py)."""
+
+    xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
+    xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
+    observations: Count
+
+
+class SharedFactor(msgspec.Struct, array_like=True, gc=False):
+    """Evidence for the speed of a replica (core/estimators/speed_factor.py)."""
+
+    log_sum: float
+    weight: float
+    observations: Count
+
+
+class SharedFits(msgspec.Struct, array_like=True, gc=False):
+    """Speeds of one replica, as factors of its fleet's."""
+
+    replica: Number
+    prefill: SharedFactor
+    steps: SharedFactor
+
+
+class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
+    """Values learned from the answers of one kind of replicas; fields are those of Speeds."""
+
+    kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
+    prefill: FitSums
+    steps: FitSums
+    answer_counts: tuple[float, float]
+    answers: Count
+    decodes: Count
+    means: Annotated[list[float], Meta(min_length=len(MEANS), max_length=len(MEANS))]  # of the fields MEANS
+
+
+class SharedModels(msgspec.Struct, array_like=True, gc=False):
+    """Learned values of the router, used by routers without any of their own."""
+
+    speeds: Annotated[list[SharedSpeeds], Meta(max_length=KINDS_MAX)]
+    reused: Annotated[list[float], Meta(max_length=BUCKETS)]
+    ended: Annotated[list[float], Meta(max_length=BUCKETS)]
+
+
+class SharedMessage(msgspec.Struct, array_like=True):
+    """One message. Times are milliseconds of the sender's clock.
+
+    `rows` are of replicas with a change, and replace their previous rows. Several times a second a message has an
+    `arc`: the first and the last number of a range of replicas for which its rows are complete. The router has no open
+    work at a replica of that range without a row. A circle of arcs, from 0 to NUMBER_MAX, covers all replicas.
+    """
+
+    seq: Count  # messages of this process before this one
+    sent_ms: Moment
+    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, its Delay.lag_ms)
+    arc: tuple[Number, Number] | None
+    rows: Annotated[list[RowBytes], Meta(max_length=ROWS_MAX)]
+    first: Count = 0  # leases before this one have ended
+    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
+    first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
+    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
+    models: SharedModels | None = None
+    fits: Annotated[list[SharedFits], Meta(max_length=FITS_MAX)] = []
+    missed: Annotated[list[Gap], Meta(max_length=GAPS_MAX)] = []
+    again: Annotated[list[Retransmit], Meta(max_length=GAPS_MAX)] = []
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SharedMessage)
+_row_decoder = msgspec.msgpack.Decoder(ReplicaLoadRow)
+
+
+def head(name: str, boot: int) -> bytes:
+    """Return the common prefix of all messages of this process. Raises ValueError for a name that is too long or
+    empty."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise ValueError(f"a router's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}: {name[:40]!r}")
+    return bytes((VERSION, len(encoded))) + encoded + boot.to_bytes(_BOOT_BYTES, "big")
+
+
+def encode_message(head_: bytes, body: SharedMessage) -> bytes:
+    """Return the message as bytes."""
+    return head_ + _encoder.encode(body)
+
+
+def sender_of(message: bytes) -> tuple[str, int, int] | None:
+    """Return (name, boot, offset of the body); None for another version. Raises BadMessage."""
+    if len(message) < _HEAD_BYTES:
+        raise BadMessage(f"{len(message)} bytes are no message")
+    if message[0] != VERSION:
+        return None
+    end = _HEAD_BYTES + message[1]
+    if not message[1] or len(message) < end + _BOOT_BYTES:
+        raise BadMessage("it ends within its head")
+    try:
+        name = message[_HEAD_BYTES:end].decode()
+    except UnicodeDecodeError as error:
+        raise BadMessage("the name of its router is not UTF-8") from error
+    return name, int.from_bytes(message[end : end + _BOOT_BYTES], "big"), end + _BOOT_BYTES
+
+
+def body_of(message: bytes, begin: int) -> SharedMessage:
+    """Decode the body and check its schema. Raises BadMessage."""
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise BadMessage(f"{len(message)} bytes are more than {MESSAGE_BYTES_MAX}")
+    try:
+        return _decoder.decode(memoryview(message)[begin:])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadMessage(f"its body: {error}") from error
+
+
+def row_bytes(row: ReplicaLoadRow) -> bytes:
+    """Encode the row as it is in messages."""
+    return _encoder.encode(row)
+
+
+def row_of(bytes_: bytes) -> ReplicaLoadRow:
+    """Decode a row; the reverse of `row_bytes`. Raises BadMessage."""
+    try:
+        return _row_decoder.decode(bytes_)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadMessage(f"a row: {error}") from error
+
+
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """Return keys of blocks as bytes, little-endian."""
+    numbers = array("Q", keys)
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def unpack_keys(keys: bytes) -> list[int]:
+    """Return the keys of packed bytes; the reverse of `pack_keys`. Raises BadMessage."""
+    if len(keys) % KEY_BYTES:
+        raise BadMessage(f"{len(keys)} bytes of keys are not {KEY_BYTES} each")
+    numbers = array("Q", keys)
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

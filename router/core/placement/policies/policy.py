@@ -1,0 +1,72 @@
+"""The policy interface: a policy only chooses; its candidates are already filtered and priced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
+
+from router.core.types.placements import Candidate, DisaggPlan, PlacementContext, PolicyDecision, Pull
+
+
+class Policy(Protocol):
+    """A placement policy. `cache_aware` is True if the choice considers cached prefixes; if False, receipts give the
+    reason `policy`."""
+
+    name: str
+    cache_aware: bool
+
+    def choose(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
+        """Pick one of `candidates` (never empty, in a stable order)."""
+
+
+@runtime_checkable
+class PullPolicy(Protocol):
+    """A policy that may let the chosen replica fetch missing blocks from another replica's memory."""
+
+    def pulls(self, market: PlacementContext, chosen: Candidate, pull: Pull) -> bool:
+        """True if the P2P transfer costs less than computing these tokens on the chosen replica."""
+
+
+class TransferTimes(Protocol):
+    """Pairs of replicas, and the cost of sending blocks between them."""
+
+    def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
+        """Return the modelled time to send the part of the prompt that the decoding replica lacks; None if the two are
+        no pair."""
+
+
+@runtime_checkable
+class DisaggPolicy(Protocol):
+    """A policy that may use disaggregated prefill: one replica prefills a request and another one decodes it."""
+
+    def may_split(self, market: PlacementContext, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
+        """True if two replicas can be cheaper than the chosen one alone, for any prefilling replica. It is called
+        before prefill candidates are priced."""
+
+    def split(
+        self,
+        market: PlacementContext,
+        chosen: Candidate,
+        prefill: Sequence[Candidate],
+        decode: Sequence[Candidate],
+        pairs: TransferTimes,
+        *,
+        waits_ms: Sequence[float] = (),
+        must: bool = False,
+    ) -> DisaggPlan | None:
+        """Return the pair that is cheaper than the chosen replica alone, or None if there is no such pair.
+
+        - `prefill`: candidates for the prefill stage.
+        - `decode`: candidates for the decode stage. Only those that `pairs` connects can be combined.
+        - `waits_ms`: the waits of all replicas that may prefill; `prefill` may contain only the best few of them.
+        - `must`: the chosen replica cannot serve both stages, so any pair is better.
+        """
+
+
+@runtime_checkable
+class RingOrdered(Protocol):
+    """A policy that does not need every replica of a large fleet as a candidate. The replicas that can be the cheapest
+    are enough, if they include the ones near the key."""
+
+    def order_by_ring(self, ring_key: str, ids: Collection[str]) -> list[str]:
+        """Return all `ids`, the nearest to the key first."""

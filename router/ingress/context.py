@@ -1,0 +1,167 @@
+"""Shared request handling of a process. It has the callers, the reader, the observer and the tracer, and reports each
+request at its end.
+
+All frontends of one process share it. So a conversation is recognized across frontends, and the memory for prompts
+exists once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from router.config import secrets, tls
+from router.config.api_keys import Keys, files_of_settings, keys_of
+from router.config.schema import Settings
+from router.config.url_maps import continued_models
+from router.core.types.misses import Template
+from router.eventloop import close_on_error
+from router.ingress.auth import Authenticator
+from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.prompt_observer import PromptObserver
+from router.ingress.usage import UsageAsking
+from router.placement_api import PlacementService
+from router.telemetry import logs
+from router.telemetry.process_totals import PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.record import RequestRecord
+from router.telemetry.tracing import Tracer
+from router.tokenization.encoder import PromptEncoder, make_prompts, messages_bytes_max
+from router.tokenization.request_tokens import EngineTokenizer, RequestTokenizer
+
+
+class IngressContext:
+    """Shared request-handling parts of one process. Use as `async with IngressContext(settings, placer) as desk`."""
+
+    def __init__(
+        self, settings: Settings, placer: PlacementService, *, shared_prompts: PromptEncoder | None = None
+    ) -> None:
+        """`shared_prompts` belong to a hub in this process. With None, they are made here."""
+        self._settings = settings
+        self._placer = placer
+        self._shared_prompts = shared_prompts
+        self._prompts: PromptEncoder | None = None  # the hub's if it shares them, otherwise made here
+        self._observer = PromptObserver(settings.observatory) if settings.observatory.enabled else None
+        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that requests tokens from replicas
+        self._stack = AsyncExitStack()
+        self._ended: list[RequestRecord] = []
+        self.usage = UsageAsking()
+        self.tracer: Tracer | None = None  # None: tracing is off
+
+    async def __aenter__(self) -> Self:
+        async with close_on_error(self._stack):
+            self._build()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def _build(self) -> None:
+        s = self._settings
+        self._loop = asyncio.get_running_loop()
+        if s.tracing.endpoint:
+            self.tracer = Tracer(s.tracing, scheme="https" if s.listen.tls_certificate else "http")
+            self._stack.push_async_callback(self.tracer.close)  # closed last: answers that are cut have spans, too
+        self.reader = RequestParser(
+            self._placer,
+            self._tokens() if s.events.enabled else None,
+            _reading_rules(s),
+            secret=secrets.read(s.auth.secret, s.auth.secret_file),
+            messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
+            observer=self._observer,
+        )
+        self._stack.callback(self.reader.close)
+        self.callers = Authenticator(keys_of(s), "")
+        self._show(
+            admin_token=secrets.read(s.admin.token, s.admin.token_file),
+            api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
+        )
+
+    def _tokens(self) -> RequestTokenizer:
+        s = self._settings
+        own = self._shared_prompts
+        if own is None:
+            own = self._prompts = make_prompts(s)
+            self._stack.callback(own.close)
+        asker = None
+        if s.tokens.ask_replicas:
+            self._asking_tls = tls.for_replicas(s.upstream)
+            asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
+            self._stack.push_async_callback(asker.close)
+        return RequestTokenizer(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
+
+    def reload(self, settings: Settings) -> None:
+        """Apply settings that may change at run time (config/reload.py). Raises SettingsError only before anything
+        has changed."""
+        s = settings
+        with files_of_settings():
+            keys = keys_of(s)
+            admin_token = secrets.read(s.admin.token, s.admin.token_file)
+            api_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
+            tls.renew(self._asking_tls, s.upstream)
+        self._settings, self.callers.keys = s, keys
+        self._show(admin_token=admin_token, api_key=api_key)
+        self.reader.configure(_reading_rules(s))
+
+    @property
+    def keys(self) -> Keys | None:
+        """Table of keys; None if no caller needs a key. It is replaced as one object, for later requests."""
+        return self.callers.keys
+
+    def _show(self, *, admin_token: str, api_key: str) -> None:
+        """Replace the token that metrics require and the API key that is sent to replicas."""
+        self.callers.admin_token = admin_token
+        self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Return prefixes that conversations of this process's clients share, new or changed since the last call."""
+        return {"": self._observer.templates()} if self._observer is not None else {}
+
+    def counters(self) -> dict[str, int]:
+        """Return totals for the hub's metrics."""
+        outcomes = self._prompts.counts() if self._prompts is not None else {}
+        return {
+            SPANS_DROPPED: self.tracer.dropped if self.tracer is not None else 0,
+            UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
+            **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
+        }
+
+    def record_request(self, record: RequestRecord) -> None:
+        """Report a request that has ended, at the end of this iteration of the event loop. One report of all records of
+        an iteration takes half the time."""
+        if not self._ended:
+            self._loop.call_soon(self._tell)
+        self._ended.append(record)
+
+    def _tell(self) -> None:
+        ended, self._ended = self._ended, []
+        for record in ended:
+            self._placer.record_request(record)
+        logs.log_requests(ended)
+
+
+def _reading_rules(settings: Settings) -> ParserConfig:
+    observatory = settings.observatory
+    return ParserConfig(
+        offload_bytes_min=settings.limits.offload_bytes_min,
+        json_depth_max=settings.limits.json_depth_max,
+        json_parts_max=settings.limits.json_parts_max,
+        json_values_max=settings.limits.json_values_max,
+        reading_bytes_max=settings.limits.reading_bytes_max,
+        reading_wait_s=settings.limits.reading_wait_s,
+        ask_usage=settings.api.ask_usage,
+        repairs=observatory.repairs,
+        append_only=observatory.append_only,
+        step_header=observatory.step_header,
+        step_field=observatory.step_field,
+        continue_streams=settings.upstream.continue_streams,
+        continue_models=continued_models(settings.upstream.continue_models),
+        splits=bool(settings.split.handshake),
+        unknown_models=settings.api.unknown_models,
+        continues=settings.split.handshake != "sglang",
+    )

@@ -1,0 +1,43 @@
+"""Decision on stream failover: if a request's stream may continue on another replica, and how. It depends on the
+request's header, on its key, its model and the settings, and on its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.config.api_keys import Tenant
+from router.core.dialects.failover import MODES, OFF, FailoverPlan, FailoverRefused, plan_of
+from router.core.types.requests import RequestSpec
+from router.http.request import Refusal, Request
+
+CONTINUE = b"x-warmroute-continue"  # header for the router, not forwarded
+ASKED = "asked"
+
+FailoverPlanResult = tuple[FailoverPlan | None, str]  # the plan, or the reason why a wanted plan does not exist
+
+
+def requested_failover_mode(
+    request: Request, tenant: Tenant | None, model: str, models: Mapping[str, str], all_streams: str
+) -> str:
+    """Return the mode of stream failover: EXACT, APPROXIMATE or OFF. The allowed mode comes from the tenant's key, else
+    from `models` for this model, else from `all_streams`. If it is not OFF, the request's header may override it.
+    Raises Refusal for an invalid header."""
+    said = request.fields.get(CONTINUE)
+    wish = said.decode("latin-1").lower() if said is not None else ""
+    if wish and wish not in MODES:
+        raise Refusal(400, "bad_continue", "x-warmroute-continue is exact, approximate or off.")
+    allowed = (tenant.continue_streams if tenant is not None else "") or models.get(model, all_streams)
+    if allowed == OFF:
+        return OFF
+    return wish or (OFF if allowed == ASKED else allowed)
+
+
+def build_failover_plan(
+    path: str, body: bytes, ask: RequestSpec, engines: frozenset[str], context_tokens: int, mode: str
+) -> FailoverPlanResult:
+    """Make the plan for a streaming request's body, on a model with a context of `context_tokens`."""
+    media = ask.prompt is None or ask.prompt.opaque_bytes > 0
+    try:
+        return plan_of(path, body, engines, mode, media=media, context_tokens=context_tokens), ""
+    except FailoverRefused as why:
+        return None, why.reason

@@ -1,0 +1,329 @@
+"""Link between this router and others, through the store, in the background.
+
+The data of the core and of the store side is published as one message to all (publisher.py), and messages of other
+routers are received (message_receiver.py). A task keeps owners of stored responses in the store (persistence.py). All
+of it belongs to a session, which ends at its first failure. The next session is opened at once, then every RETRY_S. No
+request waits for any of it: the link stores data from requests in memory, and answers requests from memory.
+
+A router also receives its own messages. While it does, others can receive from it and it can receive from others: the
+link is whole. If it has received none for ECHO_TIMEOUT_S, in any state of the store, it is alone. It logs that once,
+and continues with its own knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+
+from router.peering.frames import BadFrame, PeerFrame, pack_frame
+from router.peering.interfaces import CoreSync, SharedStateSync, SnapshotSource
+from router.peering.message_receiver import PeerSubscriber
+from router.peering.peers import PeerRegistry
+from router.peering.persistence import Keeping
+from router.peering.publisher import PeerPublisher
+from router.peering.seals import Seals
+from router.peering.session import ODD, Open, Session, StoreFailed
+from router.peering.snapshot_transfer import SnapshotTransfer
+
+log = logging.getLogger(__name__)
+
+ECHO_TIMEOUT_S = 0.75  # longest time without a received own message; then this router is alone
+WATCH_S = 0.1  # interval of the checks if the link is whole
+RETRY_S = 0.1  # between two attempts to open a session
+RETRY_ODD_S = 5.0  # longest such time if the peer does not speak the Redis protocol: it may try to cause load
+TICK_S = 1.0  # between two calls of SharedStateSync.tick
+CLOSE_S = 0.3  # longest time for the goodbye
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Limits of a link."""
+
+    owners_max: int  # owners of stored responses that are kept in the store, and that wait to be written
+    peers_max: int = 64  # most other routers
+    replicas_in_common: bool = True  # True if a router is of this fleet only with a replica in common
+
+
+class PeerChannel:
+    """Link of one router. `start` begins, `close` ends it. No request ever waits for it."""
+
+    def __init__(
+        self,
+        open_: Open,
+        core: CoreSync,
+        side: SharedStateSync,
+        *,
+        name: str,
+        origin: int,
+        limits: LinkLimits,
+        seals: Seals,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        state: SnapshotSource | None = None,
+    ) -> None:
+        """Create a link.
+
+        - `name`: name of this router.
+        - `origin`: a number of its process that no other process has.
+        - `seals`: prove messages.
+        - `state`: None means that no state is handed over to routers that start.
+        """
+        self.name, self.origin = name, origin
+        self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
+        self._seals, self._wall = seals, wall
+        self.connected = False
+        self.why = "not connected yet"  # the reason why it is not whole
+        self._said_alone = False  # True once this is logged, since the link was last whole
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()  # counts by kind
+        self.delay_s: float | None = None  # time between sending and receiving the last own message
+        self._peers = PeerRegistry(name, origin, limits.peers_max, in_common=limits.replicas_in_common)
+        self._hearing = PeerSubscriber(self._peers, core, side, self.counts, origin, seals, wall)
+        self._saying = PeerPublisher(
+            core,
+            side,
+            self._hearing,
+            self.counts,
+            name=name,
+            origin=origin,
+            owners_max=limits.owners_max,
+            routers=lambda: self.routers,
+            clock=clock,
+            seals=seals,
+            wall=wall,
+        )
+        # the core calls these if it has data to publish
+        self.urgent, self.changed = self._saying.urgent, self._saying.on_changed
+        self._handing: SnapshotTransfer | None = None
+        if state is not None:
+            wake = self._saying.schedule
+            self._handing = SnapshotTransfer(
+                state,
+                self._peers,
+                name=name,
+                origin=origin,
+                seals=seals,
+                whole=lambda: self.connected,
+                wake=wake,
+                clock=clock,
+            )
+            self._hearing.handing = self._saying.handing = self._handing
+        self._keeping = Keeping(
+            side,
+            self._hearing,
+            seals,
+            name=name,
+            origin=origin,
+            owners_max=limits.owners_max,
+            counts=self.counts,
+            failures=self.failures,
+            clock=clock,
+        )
+        # Time in which this router's loop has run, in seconds. If the loop blocks for a second, own messages are not
+        # late but unread.
+        self._awake_s = 0.0
+        self._echo_s = float("-inf")  # the same time at the last received own message
+        self._whole_s: float | None = None  # last time at which the link was whole
+        self._session: Session | None = None
+        self._elsewhere = asyncio.Event()  # set to end the session, because the next one is with another store
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- events from the path of requests ----------------------------------------------------------------------------
+
+    def publish_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
+        """Publish the owner of a new stored response at once, and write it to the store soon."""
+        made = (response_id, replica, tenant)
+        self._keeping.queue_owner(made)
+        self._saying.publish_response_owner(made)
+
+    # -- status ------------------------------------------------------------------------------------------------------
+
+    @property
+    def routers(self) -> int:
+        """Number of active routers, this one included."""
+        return 1 + self._peers.heard
+
+    @property
+    def refusal(self) -> str:
+        """The store's error text if it answers and refuses writes, else ""."""
+        return self._keeping.refusal
+
+    def peers(self) -> list[tuple[str, float]]:
+        """Return the name of each other active router, and the seconds since its last message."""
+        return self._peers.rows(self._clock())
+
+    def strangers(self) -> list[str]:
+        """Return the names of routers of other fleets that share this one's store and name."""
+        return self._peers.strangers()
+
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
+
+    def on_secrets_changed(self) -> None:
+        """The secrets have changed (seals.py)."""
+        self._keeping.on_secrets_changed()
+
+    def reopen(self) -> None:
+        """The store's address or password has changed. End the session, which does not count as a failure, and open
+        another at once. No goodbye is sent: for others that use the same store this router was not away."""
+        self._elsewhere.set()
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._side.on_disconnected()
+        self._tasks = [asyncio.create_task(_supervise(work)) for work in (self._run, self._watch)]
+
+    async def close(self) -> None:
+        """Notify others that this router leaves, if that takes no time, and end."""
+        session = self._session
+        self._saying.leave()
+        if session is not None and self.connected:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    goodbye = pack_frame(PeerFrame(name=self.name, leaving=True), self.origin, self._clock())
+                    session.publish(self._seals.seal(goodbye, self._wall()))
+                    await session.leave(self.name)
+            except (StoreFailed, TimeoutError):
+                log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
+        await _cancel_tasks(self._tasks, CLOSE_S)
+
+    async def _run(self) -> None:
+        """Keep a session open, one after another."""
+        retry_s = RETRY_S
+        while True:
+            began_s = self._clock()
+            if self._elsewhere.is_set():
+                self._elsewhere.clear()
+                self._whole_s = None  # another store is read from its beginning
+            try:
+                async with self._open() as session:
+                    self._session = session
+                    try:
+                        await self._serve(session)
+                    finally:
+                        self._session = None
+            except StoreFailed as failed:
+                self._record_failure(failed)
+                retry_s = min(2 * retry_s, RETRY_ODD_S) if failed.kind == ODD else RETRY_S
+            else:
+                retry_s = RETRY_S
+            await asyncio.sleep(max(RETRY_S / 10, retry_s - (self._clock() - began_s)))
+
+    async def _serve(self, session: Session) -> None:
+        """Publish, receive and keep, until one of them fails or the store has moved. Raises StoreFailed."""
+        works = [
+            session.listen(self._on_message),
+            self._saying.run(session),
+            self._keeping.keep(session, self._whole_s),
+            self._watch_own_echo(),
+            self._wait_for_reconfigure(),
+        ]
+        if self._handing is not None:
+            works += [self._handing.run_sender(session), self._handing.run_receiver(session)]
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            await _cancel_tasks(tasks, CLOSE_S / 10)
+
+    async def _watch_own_echo(self) -> None:
+        """Fail if own messages are not received: one of the two directions is cut. Raises StoreFailed."""
+        opened_s = self._awake_s
+        while (left_s := max(self._echo_s, opened_s) + ECHO_TIMEOUT_S - self._awake_s) > 0:  # noqa: ASYNC110 - mostly one look
+            await asyncio.sleep(max(WATCH_S, left_s))
+        raise StoreFailed("silent", "own messages are not heard")
+
+    async def _wait_for_reconfigure(self) -> None:
+        await self._elsewhere.wait()
+
+    def _record_failure(self, failed: StoreFailed) -> None:
+        self.failures[failed.kind] += 1
+        self.why = f"{failed.kind}: {failed.text}"
+
+    async def _watch(self) -> None:
+        """Detect that the link becomes whole or is no longer whole, and forget silent routers."""
+        ticked_s = before_s = self._clock()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = self._clock()
+            self._awake_s += min(now_s - before_s, 2 * WATCH_S)
+            before_s = now_s
+            if self.connected and self._awake_s - self._echo_s >= ECHO_TIMEOUT_S:
+                self.connected = False
+                self.counts["interruptions"] += 1
+                self._became_alone(now_s)
+            elif not self.connected and not self._said_alone and self._awake_s >= ECHO_TIMEOUT_S:
+                self._became_alone(now_s)  # the store could not be used from the start
+            for origin in self._peers.expire_silent(now_s):
+                self._hearing.silent(origin, left=False)
+            self._peers.serve(self._side.replicas())
+            self._hearing.forget_strangers()
+            self._core.tick(now_s)
+            if now_s - ticked_s >= TICK_S:
+                ticked_s = now_s
+                self._side.tick()
+
+    def _became_alone(self, now_s: float) -> None:
+        self._said_alone = True
+        self._core.on_disconnected(now_s)
+        self._side.on_disconnected()
+        why = self.why or "own messages are not heard"
+        fields = {"why": why, "next": "see that the store runs and can be reached; nothing needs a restart"}
+        log.warning("this router goes on alone", extra={"event": "sharing_alone", "fields": fields})
+
+    def _became_whole(self) -> None:
+        self.connected, self._said_alone = True, False
+        self._side.on_connected()
+        fields = {"name": self.name, "routers": self.routers}
+        log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_message(self, message: bytes) -> None:
+        now_s = self._clock()
+        self.counts["heard"] += 1
+        self.counts["heard_bytes"] += len(message)
+        try:
+            own_s = self._hearing.hear(message, now_s)
+        except BadFrame as error:
+            self.counts["bad"] += 1
+            if self.counts["bad"] == 1:
+                what = {"why": str(error), "next": "see who else writes to the store's channel"}
+                log.warning("a message of no router was heard", extra={"event": "sharing_bad_message", "fields": what})
+            return
+        if own_s is not None:
+            self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
+            self._whole_s = now_s
+            self._saying.on_own_echo(own_s)
+            self.why = ""
+            if not self.connected:
+                self._became_whole()
+        else:
+            self._saying.flush_requested()
+
+
+async def _cancel_tasks(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
+    """Cancel these tasks, and wait for their ends. Cancel again after `again_s`: asyncio.wait_for, with which redis-py
+    writes, may swallow a cancellation before Python 3.12."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=again_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # only the first error is reported
+
+
+async def _supervise(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a function forever. A bug in it is logged, and it is started again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("bug: sharing failed inside the router", extra={"event": "bug"})
+        await asyncio.sleep(TICK_S)

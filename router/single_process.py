@@ -1,0 +1,144 @@
+"""One process: a hub, which knows the replicas, and the frontends that `listen.face` names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from router.config.schema import Settings
+from router.control.control_plane import ControlPlane
+from router.core.placement.router import Router
+from router.core.types.misses import Template
+from router.eventloop import close_on_error
+from router.http.body_budget import BodyBudget
+from router.ingress.context import IngressContext
+from router.placement_api import Frontends
+from router.proxy.http_frontend import HttpFrontend
+from router.telemetry import logs
+
+if TYPE_CHECKING:
+    from router.extproc.frontend import ExtProcFrontend  # an optional dependency: imported only if needed
+
+
+class RouterServer:
+    """A running router: `async with RouterServer(settings) as app`."""
+
+    edge: HttpFrontend  # present only with this frontend
+    gateway: ExtProcFrontend  # the same
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._faces: list[HttpFrontend | ExtProcFrontend] = []
+        self.hub = ControlPlane(settings)
+
+    async def __aenter__(self) -> Self:
+        """Start listening. Replicas are discovered in the background; `/readyz` reports when one is ready."""
+        settings = self._settings
+        async with close_on_error(self._stack):
+            await self._stack.enter_async_context(self.hub)
+            self._desk = IngressContext(settings, self.hub.placer, shared_prompts=self.hub.prompts)
+            await self._stack.enter_async_context(self._desk)
+            bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.bodies_bytes_max)
+            if settings.listen.face != "picker":
+                self.edge = HttpFrontend(settings, self.hub.placer, desk=self._desk, bodies=bodies)
+                self._faces.append(self.edge)
+            if settings.listen.face != "edge":
+                from router.extproc.frontend import ExtProcFrontend
+
+                self.gateway = ExtProcFrontend(settings, self.hub.placer, self._desk, bodies)
+                self._faces.append(self.gateway)
+            self.hub.attach_frontends(FrontendGroup(self._desk, self._faces))
+            for face in self._faces:
+                await self._stack.enter_async_context(face)
+        return self
+
+    @property
+    def url(self) -> str:
+        """URL of the main listener; of the picker if there is no main listener."""
+        return self._faces[0].url
+
+    @property
+    def admin_url(self) -> str:
+        """URL of the admin listener."""
+        return self.hub.admin_url
+
+    @property
+    def router(self) -> Router:
+        """Router that places requests."""
+        return self.hub.router
+
+    def lame_duck(self) -> None:
+        """Make `/readyz` return 503 and each answer end its connection. All other functions continue."""
+        self.hub.drain()
+        for face in self._faces:
+            face.lame_duck()
+
+    def reload(self, settings: Settings) -> None:
+        """Apply the settings that may change at run time. Raises SettingsError, and then the old settings stay."""
+        for face in self._faces:
+            face.reload(settings)
+        self.hub.reload(settings)
+        logs.configure(settings.log.level, requests=settings.log.requests)
+        self._settings = settings
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drain: `/readyz` fails at once, running answers finish within `listen.drain_s`, then everything is closed. If
+        the block was cancelled, running answers are cut at once."""
+        self.hub.drain()
+        await self._stack.__aexit__(kind, error, trace)
+
+
+class FrontendGroup:
+    """All frontends of this process, with their shared request handling, as the hub sees them (placer.Edges)."""
+
+    def __init__(self, desk: IngressContext, faces: list[HttpFrontend | ExtProcFrontend]) -> None:
+        self._desk = desk
+        self._faces: list[Frontends] = list(faces)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered."""
+        return sum(face.in_flight for face in self._faces)
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the totals of all frontends, and of their shared request handling."""
+        figures = Counter(self._desk.counters())
+        for face in self._faces:
+            figures.update(face.counters())
+        return figures
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Return templates that this process saw, new or changed since the last call."""
+        return self._desk.templates()
+
+    def on_replica_unreachable(self, replica: str) -> None:
+        """Notify the frontends."""
+        for face in self._faces:
+            face.on_replica_unreachable(replica)
+
+    def on_replica_stalled(self, replica: str) -> None:
+        """Notify the frontends."""
+        for face in self._faces:
+            face.on_replica_stalled(replica)
+
+    def on_replicas_progress(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Notify the frontends."""
+        for face in self._faces:
+            face.on_replicas_progress(moving, uncounted)
+
+    def on_replica_removed(self, replica: str) -> None:
+        """Notify the frontends."""
+        for face in self._faces:
+            face.on_replica_removed(replica)
+
+    def on_replica_ready(self, replica: str) -> None:
+        """Notify the frontends."""
+        for face in self._faces:
+            face.on_replica_ready(replica)

@@ -1,0 +1,90 @@
+"""A router whose settings file is written again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from router.cli.config_loader import load
+from router.config.reload import Reloader
+from router.single_process import RouterServer
+from tests.support.fakes import FakeEngine
+
+
+class Running:
+    """A router that has its settings from a file."""
+
+    def __init__(self, app: RouterServer, reloader: Reloader, file: Path) -> None:
+        self.app, self.reloader, self.file = app, reloader, file
+
+    async def set(self, *engines: FakeEngine | str, **settings: Any) -> None:
+        """Write the file, and have it read again."""
+        write(self.file, *engines, **settings)
+        await self.reloader.reload()
+
+    async def replicas_are(self, *engines: FakeEngine) -> None:
+        """Wait until these are known, and probe them."""
+        while set(self.app.router.fleet.members) != {engine.url for engine in engines}:
+            await asyncio.sleep(0.001)
+        await self.app.hub.probe_now()
+
+    async def metric(self, name: str) -> float | None:
+        """As it is scraped."""
+        for line in (await self.app.hub.metrics.page_in_slices()).decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            if series == name:
+                return float(value)
+        return None
+
+
+def write(file: Path, *engines: FakeEngine | str, **settings: Any) -> None:
+    """A settings file."""
+    urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
+    sections: dict[str, Any] = {"replicas": urls}
+    # A test that fails while streams run says why, instead of waiting for their ends until it is cut off.
+    base = {"listen__port": 0, "listen__admin_port": 0, "listen__drain_s": 2.0, "probe__interval_s": 3600.0}
+    for key, value in (base | settings).items():
+        section, _, name = key.partition("__")
+        sections.setdefault(section, {})[name] = value
+    file.write_text(json.dumps(sections))
+
+
+@asynccontextmanager
+async def running(file: Path, *engines: FakeEngine | str, **settings: Any) -> AsyncIterator[Running]:
+    """A router in front of these engines, every replica probed once."""
+    write(file, *engines, **settings)
+    async with RouterServer(load(file)) as app:
+        await app.hub.probe_now()
+        yield Running(app, Reloader(load(file), lambda: load(file), app.reload, app.hub.count_reload), file)
+
+
+def in_force(router: Running) -> dict[str, Any]:
+    """What parts of the router hold that was given to them by settings."""
+    edge, hub = router.app.edge, router.app.hub
+    upstream, proxy, server, reader = edge.upstream, edge.proxy, edge._server, edge.reader
+    lines = reader.forwarding
+    return {
+        "engines": upstream.limits,
+        "retries": proxy._attempts.limits,
+        "budget": (edge._budget.ratio, edge._budget.floor_per_s),
+        "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
+        "credentials": (lines._own_lines, lines._kept, edge._callers.admin_token, hub.admin_token),
+        "clients": (server.limits, server._slots.limits),
+        "pages": (server.cors._named if server.cors is not None else None, edge._routes.cors is server.cors),
+        "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
+        "bodies": (reader._rules, reader._repairs_wanted),
+        "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
+        "admission": hub.admission._admission._limits,
+        "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
+        "replicas": (hub.replicas._urls, hub._additions.allowed),
+        "prewarm": hub.warmer.settings,
+        "silence": (edge._continuations.silence_s_max, edge.legs.linger_s),
+        # Looked up when it is needed.
+        "later": (edge._settings.listen.drain_s, edge._settings.upstream.hand_over_s),
+        "at the end": router.reloader.settings.listen.lame_duck_s,
+        "between looks": router.reloader.settings.listen.files_interval_s,
+    }

@@ -1,0 +1,364 @@
+"""Goals of the overhead bench, and its command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+from loadtest.common import rivals
+from loadtest.common.report import Row, write_json
+from loadtest.docgen import command as pages
+from loadtest.proxy_cost import command as overhead
+from loadtest.proxy_cost import extremes
+from loadtest.proxy_cost import failover as overhead_continuing
+from loadtest.proxy_cost import load as overhead_load
+from loadtest.proxy_cost import observatory as overhead_observatory
+from loadtest.proxy_cost import report as overhead_report
+from loadtest.proxy_cost import workers as overhead_workers
+from loadtest.proxy_cost.load import CpuSample
+from loadtest.proxy_cost.report import CASES, CaseRun, goals, row_of
+from tests.loadtest.proxy_cost.routers import asked, found, run, warmroute
+
+# A router of no virtue: it copies bytes between a client and the first replica.
+PIPE = """
+import asyncio, sys
+
+async def copy(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+async def handle(reader, writer):
+    up = await asyncio.open_connection("127.0.0.1", int(sys.argv[2].rpartition(":")[2]))
+    await asyncio.gather(copy(reader, up[1]), copy(up[0], writer), return_exceptions=True)
+
+async def main():
+    server = await asyncio.start_server(handle, "127.0.0.1", int(sys.argv[1]))
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def test_rows_are_medians_of_rounds() -> None:
+    """CPU a unit, rates and added times are medians; errors and requests are sums; differences are plain."""
+    direct = CpuSample(ttfts_s=[0.010, 0.010])
+    turns = [
+        CaseRun(CpuSample(2, Counter(), 1.0, us / 1e6 * 100, 100, [ttft_s] * 2), direct, mb)
+        for us, ttft_s, mb in ((10.0, 0.012, 50.0), (30.0, 0.009, 70.0), (20.0, 0.011, 60.0))
+    ]
+    turns[0].measured.errors["closed"] += 1
+    row = row_of("smg", CASES["stream100"], turns, 4)
+
+    assert (row.cpu_us_per_chunk, row.load, row.load_unit, row.rss_mb) == (20.0, 100.0, "chunks/s", 60.0)
+    assert (row.added_ttft_p50_ms, row.errors, row.requests) == (1.0, 1, 6)
+    turns = [CaseRun(CpuSample(100, Counter(), 2.0, 0.001))]
+    assert row_of("smg", CASES["short"], turns, 4).cpu_us_per_request == 10.0
+
+
+def streamed(cpu_us: float, errors: int = 0) -> CpuSample:
+    """A window of 100 events, these µs each."""
+    return CpuSample(4, Counter({"closed": errors} if errors else {}), 1.0, cpu_us * 100 / 1e6, 100)
+
+
+@pytest.mark.parametrize(
+    ("two", "slack", "got", "ok"),
+    [
+        ((22.0, 11.0, 30.0), 0.0, 1.1, True),
+        ((22.2, 11.0, 30.0), 0.0, 1.11, False),
+        ((22.2, 11.0, 30.0), 0.02, 1.11, True),
+    ],
+)
+def test_chunks_of_two_workers_are_compared_round_by_round(
+    two: tuple[float, ...], slack: float, got: float, ok: bool
+) -> None:
+    """The figure is the median of ratios of rounds, not a ratio of medians; slack is a part of the limit."""
+    row = overhead_workers.chunk_row([streamed(us) for us in (20.0, 20.0, 10.0)], [streamed(us) for us in two], slack)
+
+    assert (row.got, row.ok, row.errors) == (got, ok, 0)
+    assert row.cpu_us_per_chunk == two[0]
+    assert "(20.0 µs)" in (row.goal or "")
+
+
+def test_chunks_with_errors_or_without_events_are_a_miss() -> None:
+    """Errors of either count, and a router that relayed nothing is not cheap."""
+    assert overhead_workers.chunk_row([streamed(20.0, errors=2)], [streamed(10.0)], 0.0).ok is False
+    assert overhead_workers.chunk_row([streamed(20.0)], [streamed(10.0, errors=2)], 0.0).errors == 2
+    assert overhead_workers.chunk_row([CpuSample()], [CpuSample()], 0.0).ok is False
+
+
+@pytest.mark.parametrize(
+    ("two", "got", "ok"), [((0.909, 0.909), 0.9, True), ((0.891, 0.891), 0.9, True), ((0.890, 0.888), 1.1, False)]
+)
+def test_hit_rates_of_two_workers_are_within_a_point(two: tuple[float, ...], got: float, ok: bool) -> None:
+    """Means of runs are compared, in points, either way; how far one worker is from itself is said."""
+    row = overhead_workers.hits_row(found(0.898, 0.902), found(*two))
+
+    assert (row.expected, row.got, row.ok, row.requests) == (1.0, got, ok, 1_200)
+    assert row.token_hit_rate == pytest.approx(sum(two) / 2)
+    assert "(90.0 %, whose own runs lie 0.4 apart)" in (row.goal or "")
+
+
+def test_hit_rates_with_errors_or_without_counters_are_a_miss() -> None:
+    """Requests that failed were not found in any cache, so nothing is judged from the others."""
+    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).errors == 3
+    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).ok is False
+    assert overhead_workers.hits_row(found(0.9), [Row(errors=1, errors_by_kind={"no engine": 1})]).ok is False
+
+
+@pytest.mark.parametrize(("on_us", "slack", "got", "ok"), [(105.0, 0.0, 1.05, True), (107.0, 0.0, 1.07, False)])
+def test_the_observatory_is_judged_by_the_median_of_the_ratios(
+    on_us: float, slack: float, got: float, ok: bool
+) -> None:
+    """A round in which the machine was busy with something else decides nothing, and an error is a miss."""
+    rounds = [asked(100.0, on_us), asked(100.0, 190.0), asked(200.0, 2 * on_us)]
+    row = overhead_observatory.row_of("mid", rounds, slack)
+    assert (row.got, row.ok) == (got, ok)
+    assert overhead_observatory.row_of("mid", [asked(100.0, 100.0, errors=1)], slack).ok is False
+
+
+async def test_with_and_without_the_observatory_take_turns() -> None:
+    """Both run all the while, who goes first changes from pair to pair, and as many are told as were announced."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
+
+    rows = await overhead_observatory.rows(running, 2, 0.0, lambda: told.append(1))
+
+    mids = [each.removeprefix("mid ") for each in asked_ if each.startswith("mid ")]
+    assert mids == ["off", "on", "on", "off"] * 2
+    assert len(told) == overhead_observatory.steps(2)
+    assert [row.workload for row in rows] == list(overhead_observatory.TEXT)
+
+
+async def test_streams_with_and_without_a_way_to_go_on_take_turns() -> None:
+    """As with the observatory; there is one row, of chunks."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
+
+    (row,) = await overhead_continuing.rows(running, 2, 0.0, lambda: told.append(1))
+
+    turns = [each.removeprefix(f"{overhead_continuing.CASE} ") for each in asked_]
+    assert turns == ["off", "on", "on", "off"] * 2
+    assert len(told) == overhead_continuing.steps(2)
+    assert [row.workload] == list(overhead_continuing.TEXT)
+
+
+@pytest.mark.parametrize(("on_us", "mids", "ok"), [(106.0, 16, False), (100.0, 8, True)])
+async def test_what_misses_its_goal_is_measured_again(on_us: float, mids: int, ok: bool) -> None:
+    """In as many rounds again, and all of them count; what keeps its goal is not, and nothing is told of it."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(on_us))
+
+    rows = await overhead_observatory.rows(running, 2, 0.0, lambda: told.append(1), again=True)
+
+    assert sum(each.startswith("mid ") for each in asked_) == mids
+    assert sum(each.startswith("short ") for each in asked_) == 8
+    assert len(told) == overhead_observatory.steps(2)
+    assert [row.ok for row in rows] == [True, ok, True]
+
+
+async def test_what_is_measured_again_may_keep_its_goal() -> None:
+    """Once the median of all rounds keeps it, no more are run."""
+    asked_ = list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=chain([120.0], repeat(100.0)))
+
+    rows = await overhead_observatory.rows(running, 1, 0.0, lambda: None, again=True)
+
+    assert sum(each.startswith("mid ") for each in asked_) == 6
+    assert [row.got for row in rows] == [1.0, 1.0, 1.0]
+
+
+async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With --check, at all routers, in as many rounds again; the others are left alone, and medians are of all."""
+    routers = tuple(rivals.Rival(name, ()) for name in ("warmroute", "smg"))
+    costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
+    measured = list[tuple[str, int, str]]()
+
+    async def turn_of(
+        bench: overhead.OverheadBench, router: rivals.Rival, turn: int, cases: Sequence[overhead_report.Case]
+    ) -> None:
+        for case in cases:
+            us = next(costs_us[router.name]) if case.name == "short" else {"warmroute": 10.0, "smg": 100.0}[router.name]
+            measured.append((router.name, turn, case.name))
+            made = CpuSample(100, Counter(), 1.0, us * 100 / 1e6)
+            bench.turns.setdefault((router.name, case.name), []).append(CaseRun(made))
+
+    monkeypatch.setattr(overhead.OverheadBench, "_turn", turn_of)
+    for again, runs, got in ((False, 8, 0.95), (True, 12, 0.775)):
+        measured.clear()
+        costs_us = {"warmroute": iter([95.0, 95.0, 60.0, 60.0]), "smg": iter([100.0] * 4)}
+        plan = overhead.Plan(("short", "mid"), routers, 2, 1, 1.0, 30.0, again=again)
+        bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
+        told = list[int]()
+        await bench.run(told.append)
+        assert len(measured) == runs
+        assert [case for _, turn, case in measured if turn >= 2] == ["short"] * (runs - 8)
+        assert told == list(range(1, bench.steps + 1))
+        judged = {row.case: row.got for row in bench.rows() if row.goal is not None}
+        assert judged == {"short": got, "mid": 0.1}
+
+
+async def test_one_and_two_workers_take_turns() -> None:
+    """Who goes first changes with every round, and as many runs are told as were announced."""
+    streams_, replays, told = list[int](), list[int](), list[int]()
+
+    async def stream(workers: int) -> CpuSample:
+        streams_.append(workers)
+        return streamed(10.0 * workers)
+
+    async def replay(workers: int) -> Row:
+        replays.append(workers)
+        return found(workers / 10)[0]
+
+    rows = await overhead_workers.rows(stream, replay, 3, 0.0, lambda: told.append(1))
+
+    assert (streams_, replays) == ([1, 2, 2, 1, 1, 2], [1, 2, 2, 1])
+    assert len(told) == overhead_workers.steps(3)
+    assert [(row.workload, row.got) for row in rows] == [("workers_chunk", 2.0), ("workers_hits", 10.0)]
+
+
+async def test_a_router_that_does_not_start_is_an_error_of_the_replay() -> None:
+    """It says why, and what else was measured is kept."""
+    row = await overhead_workers.measure_replay(2, ["--no-such-flag"])
+
+    assert row.errors == 1
+    assert "unknown flag '--no-such-flag'" in next(iter(row.errors_by_kind))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few connections and short phases."""
+    for name, case in CASES.items():
+        monkeypatch.setitem(CASES, name, overhead_report.Case(name, 4, case.streams, case.text))
+    for name in ("WARM_S", "IDLE_S", "PROBES_S"):
+        monkeypatch.setattr(overhead, name, 0.1)
+    for name, value_s in (("SETTLE_S", 0.05), ("STARTING_S", 0.2)):
+        monkeypatch.setattr(overhead_load, name, value_s)
+    for name, value in (("FLOOD_BYTES", 20_000_000), ("STALLED_S", 0.3), ("STALL_S", 0.1)):
+        monkeypatch.setattr(extremes, name, value)
+    workload = overhead_workers.WORKLOAD.replace_replay(requests_max=40, time_scale=10_000.0)
+    monkeypatch.setattr(overhead_workers, "WORKLOAD", workload)
+    monkeypatch.setattr(overhead_workers, "RUNS", 1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("small")
+def test_command_measures_any_router(tmp_path: Path) -> None:
+    """A router given by its command line is started, measured without errors in every case, and stopped."""
+    script = tmp_path / "pipe.py"
+    script.write_text(PIPE)
+    command = f"pipe={sys.executable} {script} {{port}} {{urls}}"
+    status, rows = run(["--router", command, "--routers", "pipe", "--check"], tmp_path)
+
+    assert status == 0
+    assert [row["case"] for row in rows] == list(CASES)
+    for row in rows:
+        assert (row["router"], row["errors"], row["replicas"]) == ("pipe", 0, 2), row
+        assert float(str(row.get("cpu_us_per_chunk") or row["cpu_us_per_request"])) > 0
+        assert float(str(row["rss_mb"])) > 1
+    assert "stream300" in (tmp_path / "chart.svg").read_text()
+    assert str(script) not in "".join(p.read_text(errors="replace") for p in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("small")
+def test_command_measures_warmroute(tmp_path: Path) -> None:
+    """warmroute itself is measured, its goals are there, and its slow reader loses nothing."""
+    status, rows = run(["--routers", "warmroute", "--cases", "short,stream100,slow_reader"], tmp_path)
+
+    assert status == 0
+    measured = [row for row in rows if "goal" not in row]
+    assert [(row["case"], row["errors"]) for row in measured] == [("short", 0), ("stream100", 0)]
+    slow = next(row for row in rows if row.get("workload") == "slow_reader")
+    assert slow["errors"] == 0, slow
+
+
+@pytest.mark.usefixtures("small")
+def test_wrong_answers_decide_without_check(tmp_path: Path) -> None:
+    """Where warmroute answers wrongly, the status says so, though no figure is judged."""
+    flags = ["--flag=--set", "--flag=limits.body_bytes_max=8000"]
+    status, rows = run(["--routers", "warmroute", "--cases", "short,mid", *flags], tmp_path)
+
+    assert status == 1
+    measured = [row for row in rows if "goal" not in row]
+    assert [(row["case"], bool(row["errors"])) for row in measured] == [("short", False), ("mid", True)]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("small")
+def test_command_compares_workers(tmp_path: Path) -> None:
+    """Both rows are there: streams through one worker and two, and a trace whose prompts are found by either."""
+    status, rows = run(["--routers", "warmroute", "--cases", "workers"], tmp_path)
+
+    assert status == 0
+    assert [(row["workload"], row["router"], row["errors"]) for row in rows] == [
+        ("workers_chunk", "warmroute", 0),
+        ("workers_hits", "warmroute", 0),
+    ]
+    assert float(str(rows[0]["got"])) > 0
+    assert rows[1]["requests"] == 2 * 40
+    assert float(str(rows[1]["token_hit_rate"])) > 0.3
+
+
+def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run goes on without it and says why; a name that is not there ends the command at once."""
+    status, rows = run(
+        ["--router", "none=/does/not/exist {port} {urls}", "--routers", "none", "--cases", "short"], tmp_path
+    )
+
+    assert (status, rows) == (0, [])
+    assert "none is left out: none cannot be started" in capsys.readouterr().err
+    assert run(["--routers", "nobody"], tmp_path)[0] == 2
+    assert "nobody: not among warmroute" in capsys.readouterr().err
+
+
+def test_figures_are_rendered(tmp_path: Path) -> None:
+    """The page's block is made from a run's JSON, again and again; runs of some cases or with slack are refused."""
+    target, file = tmp_path / pages.BLOCKS["overhead"], tmp_path / "overhead.json"
+    target.parent.mkdir(parents=True)
+    target.write_text("# x\n<!-- overhead:begin -->\n<!-- overhead:end -->\n")
+    rows = [
+        Row(router=router, case=case.name, errors=0, rss_mb=60.0)
+        for case in CASES.values()
+        for router in ("warmroute", "nginx")
+    ]
+    for row in rows:
+        row.cpu_us_per_chunk = 15.0 if CASES[row.case or ""].streams else None
+        row.cpu_us_per_request = None if CASES[row.case or ""].streams else 90.0
+    alone = [Row(workload="slow_reader", goal="g"), Row(workload="long_prompts", goal="g")]
+    alone += [overhead_workers.chunk_row([streamed(16.0)], [streamed(16.8)], 0.0)]
+    alone += [overhead_workers.hits_row(found(0.94), found(0.943))]
+    alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
+    alone += [overhead_continuing.row_of([(streamed(20.0), streamed(50.0))], 0.0)]
+    write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
+    for _ in range(2):
+        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 0
+        text = target.read_text()
+        assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
+        assert "nginx 1.22.1" in text
+        assert "not judged" in text
+        assert "x that with 1 worker (16.0 µs) | 1.10 | 1.05 | met |" in text
+        assert "(94.0 %, whose own runs lie 0.0 apart) | 1.00 | 0.30 | met |" in text
+        assert "of those that may not (20.0 µs) | 3.00 | 2.50 | met |" in text
+        assert "- workers_hits: the sessions of the first 300 requests" in text
+    whole = [*rows, *alone]
+    for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
+        write_json(file, command, some)
+        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 1
+
+
+def test_nothing_is_asked_twice(tmp_path: Path) -> None:
+    """Cases of one run have numbers far enough apart that no request comes twice."""
+    plan = overhead.Plan(("short",), (), 1, 1, 1.0, 30.0)
+    bench = overhead.OverheadBench(plan, tmp_path, ["http://127.0.0.1:1"])
+    first, second = (next(bench._numbers) for _ in range(2))
+    assert second - first >= overhead.NUMBERS_A_CASE > 60 * 100_000
+    assert time.time() < 10**12  # a number has 12 digits

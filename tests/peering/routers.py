@@ -1,0 +1,32 @@
+"""Several routers in this process that share one store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from router.single_process import RouterServer
+from tests.support.fakes import FakeEngine, running
+from tests.support.waiting import until
+
+
+def routers_of(app: RouterServer) -> int:
+    """Routers that this one hears, itself included."""
+    assert app.hub.link is not None
+    return app.hub.link.link.routers
+
+
+def whole(app: RouterServer) -> bool:
+    """Whether it hears others."""
+    assert app.hub.link is not None
+    return app.hub.link.link.connected
+
+
+@asynccontextmanager
+async def several(count: int, url: str, *engines: FakeEngine, **settings: Any) -> AsyncIterator[list[RouterServer]]:
+    """So many routers before these engines; all hear each other when the block begins."""
+    async with AsyncExitStack() as stack:
+        apps = [await stack.enter_async_context(running(*engines, shared__url=url, **settings)) for _ in range(count)]
+        await until(lambda: all(routers_of(app) == count and whole(app) for app in apps))
+        yield apps

@@ -1,0 +1,211 @@
+"""A store into which others write: with a secret, nothing counts that no router of the fleet has written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.config.api_keys import Tenant
+from router.peering.frames import PeerFrame, TenantUsage, pack_frame
+from router.peering.message_receiver import REFUSED_EVERY_S, PeerSubscriber
+from router.peering.peers import PeerRegistry
+from router.peering.seals import FRESH_S, Seals
+from router.peering.snapshot_transfer import SnapshotTransfer
+from tests.peering.links import CoreStandIn, OneRouter, linked
+from tests.peering.stores import StoreServer
+from tests.support.waiting import until
+
+CHANNEL, SECRET, OTHER = "warmroute:{f}:said", b"s" * 32, b"o" * 32
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
+    """Fields of the lines of one event."""
+    return [each.__dict__["fields"] for each in caplog.records if getattr(each, "event", "") == name]
+
+
+@asynccontextmanager
+async def recording(server: StoreServer) -> AsyncIterator[list[bytes]]:
+    """All that is said on the channel, as anybody can who may read it."""
+    said = list[bytes]()
+    async with linked(server.url, "eve") as eve:
+        await until(lambda: eve.link.connected)
+        hear = eve.link._hearing.hear
+        eve.link._hearing.hear = lambda message, now_s: (said.append(message), hear(message, now_s))[1]  # type: ignore[method-assign]
+        yield said
+
+
+@pytest.mark.promise("No message or entry in the shared store counts without a mark by the fleet's secret.", "store")
+@pytest.mark.finding("2026-11-28/4")
+async def test_nothing_forged_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages and entries without a mark: no owner is learned, no rate spent, no router counted; all are counted, and
+    the log says so once a minute."""
+    async with StoreServer() as server:
+        for words in (
+            ("i", "resp_0", "r", "http://r", "t", "evil"),
+            ("i", "resp_0", "r", "u", "t", "evil", "m", b"x" * 16),
+        ):
+            await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
+        tenants = {"acme": Tenant("acme", requests_per_min=60)}
+        async with (
+            linked(server.url, "a", secrets=[SECRET], tenants=tenants) as a,
+            linked(server.url, "b", secrets=[SECRET]) as b,
+        ):
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+            forger = Seals("f", [OTHER], time.monotonic)
+            for n in range(2):
+                spent = [TenantUsage("acme", 1e9 * n, 0.0)]
+                frame = PeerFrame(name="x", spent=spent, owners=[("resp_1", "http://r", "evil")], dead=["http://r"])
+                message = pack_frame(frame, 7, float(n))
+                await server.ask("PUBLISH", CHANNEL, message)
+                await server.ask("PUBLISH", CHANNEL, forger.seal(message, time.time()))
+            await until(lambda: a.link.counts["unauthenticated"] >= 6 and b.link.counts["unauthenticated"] >= 6)
+            b.link.publish_response_owner("resp_2", "http://r", "acme")
+            await until(lambda: a.owners)
+            assert a.owners == {"resp_2": ("http://r", "acme")}
+            assert a.quotas.get_remaining("acme", time.monotonic())[0] == 60
+            assert a.link.routers == 2
+            async with linked(server.url, "c", secrets=[SECRET]) as c:  # which reads what a and b have written
+                await until(lambda: c.owners)
+                assert c.owners == a.owners
+    assert len(events(caplog, "sharing_unauthenticated")) == 3  # one of each router
+
+
+async def test_what_was_said_once_does_not_count_again() -> None:
+    """Everything that a router has said is said again by somebody, while it is there and when it has left: that is
+    counted as replayed, and the router is not back."""
+    async with StoreServer() as server, recording(server) as said, linked(server.url, "a", secrets=[SECRET]) as a:
+        async with linked(server.url, "b", secrets=[SECRET]) as b:
+            await until(lambda: a.link.routers == 2)
+            b.core.to_say = [b"hello"]
+            b.link.changed()
+            await until(lambda: a.core.heard == [b"hello"])
+            await again(server, a, list(said))
+            assert a.core.heard == [b"hello"]
+        await until(lambda: a.link.routers == 1)
+        await again(server, a, list(said))
+        assert a.link.routers == 1
+        assert a.link.connected
+
+
+async def again(server: StoreServer, one: OneRouter, messages: list[bytes]) -> None:
+    """Say all of this again, until it was heard."""
+    before = one.link.counts["replayed"] + one.link.counts["ignored"]
+    for message in messages:
+        await server.ask("PUBLISH", CHANNEL, message)
+    # What was said by whoever recorded it has no mark.
+    due = before + sum(message[:1] == b"\x02" for message in messages)
+    await until(lambda: one.link.counts["replayed"] + one.link.counts["ignored"] >= due)
+
+
+async def test_a_secret_is_exchanged_router_by_router() -> None:
+    """A router with the new secret and that of before hears and is heard by those of either; owners that it wrote are
+    read by a router that has the new one only."""
+    async with StoreServer() as server:
+        async with (
+            linked(server.url, "old", secrets=[OTHER]) as old,
+            linked(server.url, "both", secrets=[SECRET, OTHER]) as both,
+        ):
+            await until(lambda: old.link.routers == both.link.routers == 2)
+            both.link.publish_response_owner("resp_1", "http://r", "acme")
+            await until(lambda: old.owners and both.link.counts["written"])
+        async with linked(server.url, "new", secrets=[SECRET]) as new:
+            await until(lambda: new.owners)
+
+
+async def test_other_keys_are_taken_while_it_runs() -> None:
+    """Secrets made of keys change when the keys do: those that have the new ones and those that do not yet hear each
+    other, and what was written is written again."""
+    async with StoreServer() as server:
+        async with linked(server.url, "a", secrets=[OTHER]) as a, linked(server.url, "b", secrets=[OTHER]) as b:
+            await until(lambda: a.link.routers == b.link.routers == 2)
+            a.link.publish_response_owner("resp_1", "http://r", "acme")
+            await until(lambda: a.link.counts["written"] == 1)
+            assert a.seals.renew([SECRET])
+            a.link.on_secrets_changed()
+            heard = (a.link.counts["heard"], b.link.counts["heard"])
+            await until(lambda: a.link.counts["heard"] > heard[0] + 3 and b.link.counts["heard"] > heard[1] + 3)
+            assert (a.link.routers, b.link.routers) == (2, 2)
+            await until(lambda: a.link.counts["written"] == 2)
+        async with linked(server.url, "c", secrets=[SECRET]) as c:
+            await until(lambda: c.owners)
+
+
+@pytest.mark.parametrize("late_s", [5.0, FRESH_S + 30])
+async def test_clocks_may_differ_by_seconds(late_s: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Five seconds are nothing; routers whose clocks are minutes apart do not hear each other, and say why."""
+    async with StoreServer() as server, linked(server.url, "a", secrets=[SECRET]) as a:
+        async with linked(server.url, "b", secrets=[SECRET], before=lambda b: setattr(b, "wall_s", late_s)) as b:
+            await until(lambda: b.link.connected)
+            if late_s < FRESH_S:
+                await until(lambda: a.link.routers == b.link.routers == 2)
+                return
+            await until(lambda: a.link.counts["replayed"] > 2 and b.link.counts["replayed"] > 2)
+            assert (a.link.routers, b.link.routers) == (1, 1)
+    assert all("apart" in str(each["why"]) for each in events(caplog, "sharing_unauthenticated"))
+
+
+async def test_a_router_without_the_secret_is_told_and_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither hears the other, and both say what to do."""
+    async with StoreServer() as server, linked(server.url, "a", secrets=[SECRET]) as a, linked(server.url, "b") as b:
+        await until(lambda: a.link.counts["unauthenticated"] and b.link.counts["unauthenticated"])
+        assert (a.link.routers, b.link.routers) == (1, 1)
+    assert {each["why"] for each in events(caplog, "sharing_unauthenticated")} == {
+        "it has no mark",
+        "its router has a secret or API keys, and this one has none",
+    }
+
+
+def test_what_is_refused_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With how much of it there was since the last line."""
+    caplog.set_level(logging.WARNING)
+    seals, counts = Seals("f", [SECRET], time.monotonic), Counter[str]()
+    one = PeerSubscriber(PeerRegistry("a", 1, 8), CoreStandIn(), None, counts, 1, seals, time.time)  # type: ignore[arg-type]  # not asked
+    for n in range(1_000):
+        assert one.hear(pack_frame(PeerFrame(name="x"), 7, 1.0), REFUSED_EVERY_S * n / 500) is None
+    lines = events(caplog, "sharing_unauthenticated")
+    assert [each["unauthenticated"] for each in lines] == [1, 500]
+    assert counts["unauthenticated"] == 1_000
+
+
+def test_an_own_message_that_is_repeated_proves_nothing() -> None:
+    """A store that says again what this router said does not make it whole."""
+    seals, counts = Seals("f", [SECRET], time.monotonic), Counter[str]()
+    one = PeerSubscriber(PeerRegistry("a", 1, 8), CoreStandIn(), None, counts, 1, seals, time.time)  # type: ignore[arg-type]  # not asked
+    first, later = (seals.seal(pack_frame(PeerFrame(name="a"), 1, at_s), time.time()) for at_s in (1.0, 2.0))
+    assert [one.hear(each, 3.0) for each in (first, first, later, first, later)] == [1.0, None, 2.0, None, None]
+    assert one.hear(pack_frame(PeerFrame(name="a"), 1, 2.5), 3.0) is None
+
+
+def test_a_parcel_counts_for_its_reader_and_in_its_place() -> None:
+    """Of what is handed over, no parcel is taken that another one has made, that was for another one, or another of
+    the same one."""
+    made, other, none = (
+        SnapshotTransfer(
+            None,  # type: ignore[arg-type]  # not asked
+            PeerRegistry("a", 1, 8),
+            name="a",
+            origin=1,
+            seals=Seals("f", secrets, time.monotonic),
+            whole=lambda: True,
+            wake=lambda: None,
+            clock=time.monotonic,
+        )
+        for secrets in ([SECRET], [OTHER], [])
+    )
+    parcel = b"\x91\xc4\x01x"
+    sealed = made._seal_parcel("state:2:1:0", parcel)
+    assert made._open_parcel("state:2:1:0", sealed) == [b"x"]
+    for key, bad in [
+        ("state:2:1:1", sealed),
+        ("state:3:1:0", sealed),
+        ("state:2:1:0", parcel),
+        ("state:2:1:0", sealed[:-1]),
+    ]:
+        assert made._open_parcel(key, bad) is None
+    assert other._open_parcel("state:2:1:0", sealed) is None
+    assert none._open_parcel("k", none._seal_parcel("k", parcel)) == [b"x"]

@@ -1,0 +1,398 @@
+"""Links of several routers through a real store: what one says the others hear, whatever becomes of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import trustme
+
+from router.peering import peer_link, peers, publisher
+from router.peering.clients import TlsFiles
+from router.peering.publisher import HEARTBEAT_S, URGENT_GAP_S
+from router.peering.redis_store import _is_message, open_session
+from router.peering.session import StoreFailed
+from router.peering.store_url import parse_address
+from tests.peering.links import OneRouter, linked
+from tests.peering.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_what_one_says_all_others_hear(program: str) -> None:
+    """With every server that is on this machine: messages of the core and owners of responses reach all other routers
+    and not oneself; routers of another name hear nothing."""
+    async with StoreServer(program=program) as server, AsyncExitStack() as stack:
+        a, b, c = [await stack.enter_async_context(linked(server.url, name)) for name in "abc"]
+        stranger = await stack.enter_async_context(linked(server.url, "d", fleet="g"))
+        await until(lambda: all(each.link.routers == 3 for each in (a, b, c)))
+        a.core.to_say.append(b"hello")
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        await until(lambda: b.core.heard and c.core.heard and b.owners and c.owners)
+        assert (b.core.heard, c.owners) == ([b"hello"], {"resp_1": ("http://r", "acme")})
+        assert not a.core.heard
+        await until(lambda: stranger.link.connected)
+        assert stranger.link.routers == 1
+        assert [name for name, _ in b.link.peers()] == ["a", "c"]
+        assert not stranger.core.heard
+        assert not stranger.owners
+
+
+async def test_a_core_that_has_nothing_to_say_yet_is_not_asked_without_a_pause() -> None:
+    """Something is urgent, and the core would have it wait: until the next message it is asked every few milliseconds
+    at most, and others have their turn. What has changed it is asked for before another message is due."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        await until(lambda: a.link.connected)
+        said, asked = a.link.counts["said"], a.core.asked
+        a.link.urgent()
+        await until(lambda: a.link.counts["said"] >= said + 1)
+        assert a.core.asked - asked <= HEARTBEAT_S / (URGENT_GAP_S / 2) + 2
+        said, a.core.to_say = a.link.counts["said"], [b"hello"]
+        a.link.changed()
+        await until(lambda: not a.core.to_say)
+        assert a.link.counts["said"] <= said + 1
+
+
+@pytest.mark.parametrize("told", ["urgent", "changed"])
+async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message goes out for another reason, and the core would have its own wait; or it says within its message that
+    there is more: the core is asked again though no message is due for a minute."""
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
+        await until(lambda: a.link.routers == 2 and b.link.connected)
+        monkeypatch.setattr(publisher, "HEARTBEAT_S", 60.0)
+        monkeypatch.setattr(peer_link, "ECHO_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(peers, "SILENT_S", 60.0)
+        a.core.left = getattr(a.link, told)
+        a.core.to_say = [None, b"first", b"second", b"third"]
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        getattr(a.link, told)()
+        await until(lambda: b.core.heard == [b"first", b"second", b"third"])
+
+
+async def test_who_leaves_says_nothing_behind_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much its core has to say: others would take the router for one that is new."""
+    monkeypatch.setattr(publisher, "URGENT_GAP_S", 0.0)
+    monkeypatch.setattr(publisher, "URGENT_GAP_PER_ROUTER_S", 0.0)
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        a.core.to_say, a.core.left = [b"x"] * 100_000, a.link.urgent
+        await until(lambda: a.link.connected and a.core.asked > 10)
+        asked = a.core.asked
+        await a.link.close()
+        assert a.core.asked == asked
+
+
+async def test_the_first_message_is_heard_by_its_router_as_well() -> None:
+    """A session that says something at once hears it, though it begins to listen only then: what others answer to a
+    first message reaches the router that said it."""
+    async with StoreServer() as server:
+        for n in range(20):
+            heard: list[bytes] = []
+            async with open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
+                store.publish(b"%d" % n)
+                task = asyncio.create_task(store.listen(heard.append))
+                await until(lambda heard=heard: heard)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            assert heard == [b"%d" % n]
+
+
+async def test_a_message_without_an_answer_fails_in_time() -> None:
+    """A store that takes a message and says nothing to it counts as gone after `timeout_s`."""
+    async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
+        server.freeze()
+        store.publish(b"x")
+        store._timeout_s = 0.0  # it has passed
+        with pytest.raises(StoreFailed, match="no answer in time") as failed:
+            store.publish(b"x")
+        server.thaw()
+        assert failed.value.kind == "timeout"
+
+
+async def test_a_message_that_is_refused_ends_the_session() -> None:
+    """Nobody waits for what the store says to a message: a session whose messages are refused fails by its listener."""
+    async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
+        assert (await server.ask("ACL", "SETUSER", "default", "-publish")).startswith(b"+OK")
+        store.publish(b"x")
+        with pytest.raises(StoreFailed) as failed:
+            await store.listen(lambda _: None)
+        assert failed.value.kind == "denied"
+        with pytest.raises(StoreFailed):
+            store.publish(b"x")
+
+
+async def test_a_bug_in_hearing_is_no_failure_of_the_store() -> None:
+    """It is raised as it is, so that the link logs it."""
+
+    def hear(message: bytes) -> None:
+        raise ValueError(message.decode())
+
+    async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
+        store.publish(b"a bug")
+        with pytest.raises(ValueError, match="a bug"):
+            await store.listen(hear)
+
+
+def test_what_is_no_message_is_passed_over() -> None:
+    """A store that lies hands out lists of any length with anything in them."""
+    said = [b"message", b"channel", b"x"]
+    assert _is_message(said)
+    for odd in (None, 1, b"message", [], said[:2], [*said, b"y"], [b"subscribe", b"channel", 1], [*said[:2], 1]):
+        assert not _is_message(odd)
+
+
+async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:
+    """A router that ends says so; one that is silent is forgotten."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        async with linked(server.url, "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        await until(lambda: a.link.routers == 1 and a.link.connected)
+        async with linked(server.url, "c") as c:
+            await until(lambda: a.link.routers == 2)
+            for task in c.link._tasks:
+                task.cancel()
+            await until(lambda: a.link.routers == 1)
+
+
+async def test_a_router_that_comes_later_knows_all_owners() -> None:
+    """Owners of stored responses are kept in the store: who starts afterwards reads them, more than a page of them."""
+    async with StoreServer() as server:
+        async with linked(server.url, "a") as a:
+            for n in range(1_300):
+                a.link.publish_response_owner(f"resp_{n}", "http://r", "acme")
+            await until(lambda: a.link.counts["written"] >= 1_000)
+        async with linked(server.url, "b") as b:
+            await until(lambda: len(b.owners) >= 1_000)
+            assert b.owners["resp_1299"] == ("http://r", "acme")
+
+
+async def two_routers(stack: AsyncExitStack) -> tuple[StoreServer, Network, OneRouter, OneRouter]:
+    """A store, and two routers that hear each other: the first one's way there is a network that can be cut."""
+    server = await stack.enter_async_context(StoreServer())
+    network = await stack.enter_async_context(Network(server.port))
+    a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
+    b = await stack.enter_async_context(linked(server.url, "b"))
+    await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.connected and b.link.connected)
+    return server, network, a, b
+
+
+@pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
+@pytest.mark.parametrize("how", ["frozen", "killed", "cut", "cut there", "cut back", "paused"])
+async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that is frozen, killed, cut off in both directions or in one, or told to answer nobody: the router is
+    alone, says so once, and hears the others again without a restart once it is back. What it had to tell meanwhile
+    arrives."""
+    caplog.set_level(logging.INFO)
+    async with AsyncExitStack() as stack:
+        server, network, a, b = await two_routers(stack)
+        caplog.clear()
+        if how == "frozen":
+            server.freeze()
+        elif how == "killed":
+            await server.kill()
+        elif how == "paused":
+            assert (await server.ask("CLIENT", "PAUSE", "2500", "ALL")).startswith(b"+OK")
+        else:
+            network.cut(there=how != "cut back", back=how != "cut there")
+        await until(lambda: not a.link.connected)
+        assert a.core.was_alone >= 1
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        await asyncio.sleep(0.5)
+        if how == "frozen":
+            server.thaw()
+        elif how == "killed":
+            await server.start()
+        network.mend()
+        await until(lambda: a.link.connected and b.link.connected)
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and b.owners)
+        mine = [r for r in caplog.records if getattr(r, "event", "") == "sharing_alone"]
+        assert len(mine) == a.link.counts["interruptions"] + b.link.counts["interruptions"]
+        assert a.link.counts["interruptions"] >= 1  # once, and again where the store's process is not given a turn
+
+
+async def test_what_was_said_into_a_cut_network_is_said_again() -> None:
+    """A response that was made before its router noticed that nobody hears it: another router, whose own way to the
+    store was never cut and which reads nothing there, hears of it afterwards."""
+    async with AsyncExitStack() as stack:
+        _, network, a, b = await two_routers(stack)
+        await asyncio.sleep(1.5)  # b has read the store for the last time
+        network.cut(there=True, back=False)
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        await until(lambda: not a.link.connected)
+        await network.lose()
+        network.mend()
+        await until(lambda: bool(b.owners))
+
+
+async def test_what_is_written_while_a_router_begins_to_listen_is_read() -> None:
+    """An owner that was told before a router listened, and written after it had read: it reads once more."""
+    async with StoreServer() as server, linked(server.url, "b") as b:
+        while await server.ask("EXISTS", "warmroute:{f}:router:b") != b":1\r\n":  # written after the first reading
+            await asyncio.sleep(0.01)
+        words = ("i", "resp_1", "r", "http://r", "t", "acme")
+        await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
+        await until(lambda: bool(b.owners))
+
+
+async def test_an_emptied_store_is_filled_again() -> None:
+    """After FLUSHALL routers go on hearing each other, and one that comes later still learns of every response."""
+    async with StoreServer() as server:
+        async with linked(server.url, "a") as a:
+            await until(lambda: a.link.connected)
+            a.link.publish_response_owner("resp_1", "http://r", "acme")
+            await until(lambda: a.link.counts["written"])
+            await server.ask("FLUSHALL")
+            await until(lambda: a.link.counts["written"] == 2)
+            assert not a.link.counts["interruptions"]
+            async with linked(server.url, "b") as b:
+                await until(lambda: b.owners)
+
+
+@pytest.mark.parametrize("why", ["full", "read-only", "denied"])
+async def test_a_store_that_takes_no_writes_is_said_once_and_messages_pass(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Full, read-only, or without the right to write: routers hear each other all the same, owners too; the refusal is
+    logged once, and over when the store takes writes again."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        url = server.url
+        if why == "read-only":
+            replica = await stack.enter_async_context(replica_of(server))
+            url = replica.url
+        if why == "denied":
+            await server.ask("ACL", "SETUSER", "w", "on", ">pw", "&*", "~*", "+@all", "-set")
+            url = server.url.replace("//", "//w:pw@")
+        a, b = [await stack.enter_async_context(linked(url, name)) for name in "ab"]
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        if why == "full":
+            await server.ask("CONFIG", "SET", "maxmemory", "1")
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        await until(lambda: b.owners and a.link.refusal)
+        await asyncio.sleep(1.2)
+        await until(lambda: a.link.connected)
+        assert sum(getattr(r, "event", "") == "sharing_refused" for r in caplog.records) == 2  # a and b
+        if why == "full":
+            await server.ask("CONFIG", "SET", "maxmemory", "0")
+        elif why == "read-only":
+            await replica.ask("REPLICAOF", "NO", "ONE")
+        else:
+            await server.ask("ACL", "SETUSER", "w", "+set")
+        await until(lambda: not a.link.refusal and a.link.counts["written"])
+
+
+@pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
+async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Garbage, huge values, messages of another release, and entries that nobody of us wrote: counted, logged once, and
+    everything else goes on."""
+    async with StoreServer() as server:
+        for words in (("x", "y"), ("i", b"\xff", "r", "b", "t", "c"), ("i", "a")):
+            await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
+        async with linked(server.url, "a") as a, linked(server.url, "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+            channel = "warmroute:{f}:said"
+            garbage = [b"", b"\x01", b"\x01" * 17, b"\x01" * 64, b"\x01" + b"\0" * 16 + b"\x91\xa1a" * 9]
+            for n, words in enumerate([*garbage, b"\x01" * (6 << 20), b"\x7f of another release"], 1):
+                while a.link.counts["bad"] + a.link.counts["other_release"] < n:
+                    await server.ask("PUBLISH", channel, words)
+                    for _ in range(100):  # it is lost where the link happens to be opened anew
+                        if a.link.counts["bad"] + a.link.counts["other_release"] >= n:
+                            break
+                        await asyncio.sleep(0.05)
+            assert a.link.counts["other_release"]
+            b.core.to_say += [b"bad", b"good"]
+            await until(lambda: a.core.heard == [b"good"])
+            assert a.link.counts["bad"] >= len(garbage) + 2
+        assert sum(getattr(r, "event", "") == "sharing_bad_message" for r in caplog.records) == 2
+
+
+async def test_a_name_that_is_taken_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Two routers of one name do not hear each other, and the log says what to do."""
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "a"):
+        await until(lambda: any(getattr(r, "event", "") == "sharing_namesake" for r in caplog.records))
+        assert a.link.routers == 1
+
+
+async def test_no_more_routers_than_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    """Beyond the limit a router is not listened to, and the log says so once."""
+    async with StoreServer() as server, AsyncExitStack() as stack:
+        a = await stack.enter_async_context(linked(server.url, "a", peers_max=2))
+        for name in "bcd":
+            await stack.enter_async_context(linked(server.url, name))
+        await until(lambda: any(getattr(r, "event", "") == "sharing_too_many" for r in caplog.records))
+        assert a.link.routers == 3
+
+
+async def test_tls_and_a_password(tmp_path: Path) -> None:
+    """`rediss://` speaks TLS, with a certificate of ours if the store wants one, and checks the store's; a wrong
+    password or a strange certificate leaves the router alone, and says why without the password."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    own = authority.issue_cert("router")
+    own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    files = TlsFiles(str(tmp_path / "ca.pem"), str(tmp_path / "own.pem"))
+    async with StoreServer("--requirepass", "s3cret") as server, Network(server.port, context) as network:
+        url = f"rediss://:s3cret@127.0.0.1:{network.port}"
+        async with linked(url, "a", tls=files) as a, linked(server.url.replace("//", "//:s3cret@"), "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        async with linked(url.replace("s3cret", "wr0ng"), "a", tls=files) as a, linked(url, "b") as b:
+            await until(lambda: a.link.failures["denied"] and b.link.failures["unreachable"])
+            assert not a.link.connected
+            assert "wr0ng" not in a.link.why
+
+
+@pytest.mark.long
+async def test_sentinels_lead_to_the_server_that_takes_writes() -> None:
+    """`redis+sentinel://`: found through Sentinels, one of which does not answer; and found again when they have chosen
+    another server."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(StoreServer())
+        second = await stack.enter_async_context(replica_of(first))
+        conf = Path(stack.enter_context(TemporaryDirectory())) / "sentinel.conf"
+        conf.write_text(
+            f"sentinel monitor mymaster 127.0.0.1 {first.port} 1\n"
+            "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
+        )
+        sentinel = await stack.enter_async_context(StoreServer(str(conf), "--sentinel"))
+        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/mymaster"
+        a, b = [await stack.enter_async_context(linked(url, name)) for name in "ab"]
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        while b"num-slaves\r\n$1\r\n1" not in await sentinel.ask("SENTINEL", "MASTER", "mymaster"):
+            await asyncio.sleep(0.1)
+        await first.kill()
+        await until(lambda: a.link.counts["interruptions"])
+        await until(lambda: a.link.connected and a.link.routers == 2)
+        assert b"role:master" in await second.ask("INFO", "replication")
+
+
+async def test_a_cluster_of_three() -> None:
+    """`redis+cluster://`: messages pass whichever node one is connected to, and owners are kept on the node of their
+    slot; one of the nodes that are named may be gone."""
+    async with AsyncExitStack() as stack:
+        options = [("--cluster-enabled", "yes", "--cluster-port", str(free_port())) for _ in range(3)]
+        nodes = [await stack.enter_async_context(StoreServer(*each)) for each in options]
+        edges = (0, 5461, 10923, 16384)
+        for n, node in enumerate(nodes):
+            await node.ask("CLUSTER", "ADDSLOTSRANGE", str(edges[n]), str(edges[n + 1] - 1))
+            await node.ask("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port), options[0][3])
+        for node in nodes:
+            while b"cluster_state:ok" not in await node.ask("CLUSTER", "INFO"):
+                await asyncio.sleep(0.05)
+        gone = free_port()
+        a = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{gone},127.0.0.1:{nodes[0].port}", "a"))
+        b = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{nodes[2].port}", "b"))
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        a.link.publish_response_owner("resp_1", "http://r", "acme")
+        await until(lambda: b.owners and a.link.counts["written"])
+        c = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{nodes[1].port}", "c"))
+        await until(lambda: c.owners)
