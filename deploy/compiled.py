@@ -41,56 +41,51 @@ from pathlib import Path
 from deploy.compiled_sources import for_mypyc
 
 REPO = Path(__file__).resolve().parents[1]
-ROOMS = {
+PACKAGES = {
     "admin/history": "intervals",
-    "core/admission": "calm deadline_budget queue rate_limits shares concurrency_windows",
+    "core/admission": "calm concurrency_windows deadline_budget queue rate_limits shares",
     "core/cache_state": (
-        "prefix_index event_index holder_bitmap lru event_state calibration tier_index tier_blocks speculative"
+        "calibration event_index event_state holder_bitmap lru prefix_index speculative tier_blocks tier_index"
     ),
     "core/types": "disagg_types placements replicas requests",
     "core/fleet": (
-        "breaker expected_models eligibility registry health kv_reservations lease disagg_pairs tier_loads member"
-        " models observations peer_leases"
-        " prefill_queue pulls ready_index cold_estimates"
+        "breaker cold_estimates disagg_pairs eligibility expected_models health kv_reservations lease member models"
+        " observations peer_leases prefill_queue pulls ready_index registry tier_loads"
     ),
     "core/estimators": (
-        "output_length response_memory ttft_quantiles least_squares tier_load fleet_means prefill reuse speed_factor"
-        " model_speeds decode_step"
-        " token_ratio"
+        "decode_step fleet_means least_squares model_speeds output_length prefill response_memory reuse speed_factor"
+        " tier_load token_ratio ttft_quantiles"
     ),
-    "core/insights": "breakdown two_generation_cache funnel",
-    "core/insights/ledger": "totals decaying_sums",
-    "core/insights/memory": "fingerprints fast_path watcher",
+    "core/insights": "breakdown funnel two_generation_cache",
+    "core/insights/ledger": "decaying_sums totals",
+    "core/insights/memory": "fast_path fingerprints watcher",
     "core/placement": (
-        "scoring conversation_affinity answer_reuse ttft_feasibility filters eviction_cost feedback prefix_match"
-        " lease_factory capacity receipts ring kv_pressure"
-        " router spill disagg_split disagg_leases placement_request"
+        "answer_reuse capacity conversation_affinity disagg_leases disagg_split eviction_cost feedback filters"
+        " kv_pressure lease_factory placement_request prefix_match receipts ring router scoring spill ttft_feasibility"
     ),
     "core/placement/policies": "warm",
-    "core/prompts": "agent_headers incremental_parse block_keys json_fields canonical canonical_openai unread",
-    "core/peer_sync": "clock_offset cache_epochs applier remote_leases event_log sync row_publisher",
+    "core/prompts": "agent_headers block_keys canonical canonical_openai incremental_parse json_fields lenient_json",
+    "core/peer_sync": "applier cache_epochs clock_offset event_log remote_leases row_publisher sync",
     "proxy": "attempts http_proxy relay retry_budget routes",
     "extproc": (
-        "response_observer endpoints response_tracker request_headers metadata request_body stream_messages"
-        " picker_context stream_handler protobuf processing_responses"
+        "endpoints metadata picker_context processing_responses protobuf request_body request_headers"
+        " response_observer response_tracker stream_handler stream_messages"
     ),
     "http": (
-        "body_budget chunk_passthrough client_connection cors engine_connection exchange read_flow outbox"
-        " read_fairness pool receiver request"
-        " upstream"
+        "body_budget chunk_passthrough client_connection cors engine_connection exchange outbox pool read_fairness"
+        " read_flow receiver request upstream"
     ),
     "ingress": (
-        "local_responses body auth rate_reservation codings failover_policy ttft_deadline upstream_headers"
-        " session_identity prompt_observer paths placement_call proxied_request"
-        " parser parse_queue usage token_estimate"
+        "auth body codings failover_policy local_responses parse_queue parser paths placement_call prompt_observer"
+        " proxied_request rate_reservation session_identity token_estimate ttft_deadline upstream_headers usage"
     ),
     "control": "admission_controller local_placement response_owners",
-    "telemetry": "epp gen_ai logs record series counters",
+    "telemetry": "counters epp gen_ai logs record series",
 }
 """Modules that are compiled, a line per package."""
 MODULES = (
     "router/placement_api.py",
-    *(f"router/{room}/{name}.py" for room, names in ROOMS.items() for name in names.split()),
+    *(f"router/{package}/{name}.py" for package, names in PACKAGES.items() for name in names.split()),
 )
 OPTIONS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental")
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def make_int_parser(least: int, most: int | None = None) -> Callable[[str], int]:
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return a parser of whole numbers from `least`, at most `most`."""
     wanted = f"from {least} to {most}" if most is not None else f"over {least - 1}"
 

@@ -329,15 +329,15 @@ def _report_rows(rows: list[Row], title: str, options: argparse.Namespace, argv:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest cost", description="CPU that exact knowledge costs.")
     add = parser.add_argument
-    add("--runs", type=flags.make_int_parser(1), default=5, metavar="N", help="medians are of so many (5)")
+    add("--runs", type=flags.integer(1), default=5, metavar="N", help="medians are of so many (5)")
     add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
     sizes, text = (
-        flags.make_list_parser(flags.make_int_parser(1, REPLICAS_MAX)),
+        flags.make_list_parser(flags.integer(1, REPLICAS_MAX)),
         "what placing costs with so many, such as 8,64,256,1000",
     )
     add("--replicas", type=sizes, metavar="N,N,...", help=f"instead: {text}")
     add("--sharing", type=sizes, metavar="N,N,...", help="instead: what sharing costs with so many, such as 8,64,256")
-    several = flags.make_list_parser(flags.make_int_parser(2, ROUTERS_MAX))
+    several = flags.make_list_parser(flags.integer(2, ROUTERS_MAX))
     add("--routers", type=several, default=ROUTERS, metavar="N,N,...", help="with so many routers (2,4,8)")
     add("--memory", action="store_true", help="instead: bytes by what they are kept for, and CPU of the start")
     add("--state", action="store_true", help="instead: seconds and bytes of leaving a state and beginning with it")

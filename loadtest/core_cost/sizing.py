@@ -267,7 +267,7 @@ async def _measure_fleet_size(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted(set(flags.make_list_parser(flags.make_int_parser(1, 4_096))(text))))
+    return tuple(sorted(set(flags.make_list_parser(flags.integer(1, 4_096))(text))))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -284,10 +284,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="events a second of a stream (30)",
     )
-    add("--workers", type=flags.make_int_parser(1), default=1, metavar="N", help="passed on to `warmroute serve` (1)")
+    add("--workers", type=flags.integer(1), default=1, metavar="N", help="passed on to `warmroute serve` (1)")
     add(
         "--index-bytes-max",
-        type=flags.make_int_parser(1),
+        type=flags.integer(1),
         default=default.index_bytes_max,
         metavar="N",
         help="likewise (256 MiB)",

@@ -58,8 +58,9 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
             "",
             *(f"- {line}." for line in verdicts(rows)),
             *(
-                f"- {w.replay.workload}: {100 * compute_ceiling(w):.0f} % of its prompt tokens, in the trace's own"
-                " blocks, stood at the start of an earlier prompt; even a cache that forgets nothing would hardly find more."
+                f"- {w.replay.workload}: {100 * compute_ceiling(w):.0f} % of its prompt tokens,"
+                " in the trace's own blocks, stood at the start of an earlier prompt;"
+                " even a cache that forgets nothing would hardly find more."
                 for w in WORKLOADS
                 if not w.replay.think_max_s
             ),

@@ -250,7 +250,7 @@ async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser; its defaults are those of `EngineSettings`."""
     defaults, limits, events = EngineSettings(), Limits(), KvEventsSettings()
-    whole, port = flags.make_int_parser(1, COUNT_MAX), flags.make_int_parser(0, 65_535)
+    whole, port = flags.integer(1, COUNT_MAX), flags.integer(0, 65_535)
     command = argparse.ArgumentParser(
         prog="python -m loadtest engine",
         description="Simulated LLM replicas that speak vLLM's HTTP and KV events. Prints `ready URL`, a line "
@@ -261,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
     add = command.add_argument
     add(
         "--replicas",
-        type=flags.make_int_parser(1, REPLICAS_MAX),
+        type=flags.integer(1, REPLICAS_MAX),
         default=defaults.replicas,
         help="how many, one port each",
     )
@@ -287,11 +287,11 @@ def parser() -> argparse.ArgumentParser:
     text = "how one replica hands what it has prefilled to another one that decodes it; else they do not"
     add("--handshake", choices=[each.value for each in KvConnector], default=argparse.SUPPRESS, help=text)
     text = "with --handshake sglang: the first so many are prefill servers, the others decode servers"
-    add("--prefills", type=flags.make_int_parser(0, REPLICAS_MAX), default=defaults.prefills, help=text)
+    add("--prefills", type=flags.integer(0, REPLICAS_MAX), default=defaults.prefills, help=text)
     text = "with --handshake mooncake or sglang: where the first one is asked by decoding ones; 0: free ports"
     add("--bootstrap-port", type=port, default=defaults.bootstrap_port, help=text)
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
-    longest, text = flags.make_int_parser(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
+    longest, text = flags.integer(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
     add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
     add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
     add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")

@@ -153,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
     add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
     add(
         "--jobs",
-        type=flags.make_int_parser(1, JOBS_MAX),
+        type=flags.integer(1, JOBS_MAX),
         default=1,
         metavar="N",
         help="rows side by side, with --counts (1)",
@@ -182,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--requests",
-        type=flags.make_int_parser(CURVE_MIN),
+        type=flags.integer(CURVE_MIN),
         nargs="?",
         const=REQUESTS,
         metavar="N",

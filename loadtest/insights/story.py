@@ -329,19 +329,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--replicas", type=flags.make_int_parser(1, 64), default=defaults.replicas)
-    add("--sessions", type=flags.make_int_parser(1, 1_000), default=defaults.sessions, help="conversations at a time")
+    add("--replicas", type=flags.integer(1, 64), default=defaults.replicas)
+    add("--sessions", type=flags.integer(1, 1_000), default=defaults.sessions, help="conversations at a time")
     phase_help = f"of each phase, simulated; at most {PHASE_S_MAX:g}"
     add("--phase-s", type=flags.positive(PHASE_S_MAX), default=defaults.phase_s, help=phase_help)
     add(
         "--requests-max",
-        type=flags.make_int_parser(1, 1 << 20),
+        type=flags.integer(1, 1 << 20),
         default=defaults.requests_max,
         help="of all phases together",
     )
     add(
         "--kv-tokens",
-        type=flags.make_int_parser(1, 1 << 30),
+        type=flags.integer(1, 1 << 30),
         default=defaults.kv_tokens,
         help="that a replica's cache holds",
     )

@@ -15,7 +15,7 @@ from statistics import fmean, median
 import aiohttp
 from rich.console import Console
 
-from loadtest.common.flags import make_int_parser, number
+from loadtest.common.flags import integer, number
 from loadtest.common.report import build_table, envelope, report_console
 from loadtest.fake_engine.step import Limits
 from loadtest.kernels.steps import (
@@ -158,26 +158,26 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("url", metavar="URL", help="of an engine with vLLM's /v1/completions, such as http://127.0.0.1:8000")
     add("--model", required=True, help="served model name")
-    add("--prompts", type=make_int_parser(1), nargs="+", default=list(PROMPTS), metavar="N", help="tokens of a prompt")
-    add("--streams", type=make_int_parser(1), nargs="+", default=list(STREAMS), metavar="N", help="prompts of a burst")
-    add("--answer", type=make_int_parser(1), default=ANSWER_TOKENS, metavar="N", help="tokens of an answer")
-    add("--repeats", type=make_int_parser(1), default=3, metavar="N", help="bursts of each cell, after one to warm up")
+    add("--prompts", type=integer(1), nargs="+", default=list(PROMPTS), metavar="N", help="tokens of a prompt")
+    add("--streams", type=integer(1), nargs="+", default=list(STREAMS), metavar="N", help="prompts of a burst")
+    add("--answer", type=integer(1), default=ANSWER_TOKENS, metavar="N", help="tokens of an answer")
+    add("--repeats", type=integer(1), default=3, metavar="N", help="bursts of each cell, after one to warm up")
     text = "milliseconds from the first request of a burst to the others, less than the first one's prefill takes"
     add("--lag-ms", type=number(), default=5.0, metavar="MS", help=text)
-    add("--vocabulary", type=make_int_parser(1), default=4_000, metavar="N", help="token ids are drawn below")
+    add("--vocabulary", type=integer(1), default=4_000, metavar="N", help="token ids are drawn below")
     add(
         "--batched-tokens",
-        type=make_int_parser(1),
+        type=integer(1),
         default=8_192,
         metavar="N",
         help="the engine's max_num_batched_tokens",
     )
-    add("--sequences", type=make_int_parser(1), default=256, metavar="N", help="the engine's max_num_seqs")
-    add("--block-tokens", type=make_int_parser(1), default=16, metavar="N", help="the engine's block size")
+    add("--sequences", type=integer(1), default=256, metavar="N", help="the engine's max_num_seqs")
+    add("--block-tokens", type=integer(1), default=16, metavar="N", help="the engine's block size")
     text = (
         "count the seconds that this process runs on a CPU instead of all: for an engine on a CPU that others use too"
     )
-    add("--pid", type=make_int_parser(1), help=text)
+    add("--pid", type=integer(1), help=text)
     add("--seed", type=int, default=1)
     add("--json", type=Path, metavar="FILE", help="write what was measured, and what the model says of it")
     add("--check", action="store_true", help=f"exit 1 if a foretold time is off by more than {GOAL:.0%}")

@@ -96,33 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--spread-s", type=flags.number(), default=defaults.spread_s, metavar="S", help=spread_help)
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
     add(
-        "--requests",
-        dest="requests_max",
-        type=flags.make_int_parser(1),
-        default=REQUESTS_MAX,
-        metavar="N",
-        help="stop after N",
+        "--requests", dest="requests_max", type=flags.integer(1), default=REQUESTS_MAX, metavar="N", help="stop after N"
     )
     sessions = defaults.sessions_active
     add(
         "--sessions",
         dest="sessions_active",
-        type=flags.make_int_parser(1),
+        type=flags.integer(1),
         default=sessions,
         metavar="N",
         help="active at a time",
     )
     add("--think-max-s", type=flags.number(), default=defaults.think_max_s, help="longest wait between turns")
     add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="spread the first sessions' starts over this")
-    add(
-        "--input-tokens-max", type=flags.make_int_parser(1), help="leave longer prompts out; in a session, end it there"
-    )
-    add(
-        "--output-tokens-max",
-        type=flags.make_int_parser(1),
-        default=defaults.output_tokens_max,
-        help="cut answers at this",
-    )
+    add("--input-tokens-max", type=flags.integer(1), help="leave longer prompts out; in a session, end it there")
+    add("--output-tokens-max", type=flags.integer(1), default=defaults.output_tokens_max, help="cut answers at this")
     add(FLAG, nargs="+", action=LimitsAction, default=defaults.answer_limits, metavar="N", help=HELP)
     add("--foreknowledge", action="store_true", help="`max_tokens` is the length of each answer: a bound")
     add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")

@@ -23,7 +23,7 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common.client import ReplayError
-from loadtest.common.flags import make_int_parser
+from loadtest.common.flags import integer
 from loadtest.common.processes import ProcessError, engines, router, run_until_signal
 from loadtest.common.report import Row, print_report, progress_bar, write_json
 from loadtest.common.svg import svg_chart
@@ -222,9 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="warmroute demo",
         description="Four simulated replicas and the router on this machine: round robin, then warm.",
     )
-    parser.add_argument(
-        "--requests", type=make_int_parser(1), metavar="N", help="of each run (default: see the first lines)"
-    )
+    parser.add_argument("--requests", type=integer(1), metavar="N", help="of each run (default: see the first lines)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"), help="the chart (warmroute-demo.svg)"

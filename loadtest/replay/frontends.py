@@ -135,9 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         description="The demo's workloads straight to the edge, and through Envoy and the picker.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--runs", type=flags.make_int_parser(1, RUNS_MAX), default=3, help="of each workload and face")
+    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="of each workload and face")
     parser.add_argument(
-        "--requests", type=flags.make_int_parser(1), metavar="N", help="of each run; the demo's where it is not said"
+        "--requests", type=flags.integer(1), metavar="N", help="of each run; the demo's where it is not said"
     )
     slack_help = "share of a time that a busy machine may take more"
     parser.add_argument("--slack", type=flags.number(), default=0.0, help=slack_help)

@@ -241,9 +241,9 @@ def _parser() -> argparse.ArgumentParser:
         description="The demo's workloads through one router, and through several with a store and without.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--routers", type=flags.make_int_parser(2, 16), default=4, help="how many there are")
-    parser.add_argument("--runs", type=flags.make_int_parser(1, RUNS_MAX), default=3, help="of each workload and way")
-    parser.add_argument("--requests", type=flags.make_int_parser(1), metavar="N", default=REQUESTS, help="of each run")
+    parser.add_argument("--routers", type=flags.integer(2, 16), default=4, help="how many there are")
+    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="of each workload and way")
+    parser.add_argument("--requests", type=flags.integer(1), metavar="N", default=REQUESTS, help="of each run")
     scale_help = "how much faster than life the engines are; the store is not"
     parser.add_argument("--time-scale", type=flags.positive(), metavar="X", default=TIME_SCALE, help=scale_help)
     parser.add_argument(

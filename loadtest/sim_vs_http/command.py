@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest agree", description="The same slice over HTTP and in the simulation, side by side."
     )
-    add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.make_int_parser(1, 10_000)
+    add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.integer(1, 10_000)
     slices = (*SLICES, *TABLE)
     add(
         "--workloads",

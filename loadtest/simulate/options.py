@@ -63,12 +63,12 @@ def parser() -> argparse.ArgumentParser:
     share = f"{', '.join(LOADS)}, or a share of what is sustained"
     add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
-    add("--requests", type=flags.make_int_parser(1), metavar="N", help="only N of a workload, after its warm-up")
-    replicas = flags.make_int_parser(1, REPLICAS_MAX)
+    add("--requests", type=flags.integer(1), metavar="N", help="only N of a workload, after its warm-up")
+    replicas = flags.integer(1, REPLICAS_MAX)
     add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
     add("--calibration", metavar="NAME", help="of all replicas")
-    add("--kv-tokens", type=flags.make_int_parser(1), metavar="N", help="what a replica's KV cache holds")
-    add("--routers", type=flags.make_int_parser(1), metavar="N", help="independent routers in front, asked by turns")
+    add("--kv-tokens", type=flags.integer(1), metavar="N", help="what a replica's KV cache holds")
+    add("--routers", type=flags.integer(1), metavar="N", help="independent routers in front, asked by turns")
     add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help="they tell each other, S late")
     add("--share-loss", type=flags.number(1), metavar="P", help="chance that a message between them is lost")
     cut = "from AT on the first router is cut off from the others for LASTS"
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
     add(
         "--jobs",
-        type=flags.make_int_parser(1),
+        type=flags.integer(1),
         default=os.cpu_count() or 1,
         metavar="N",
         help="processes; default: all cores",
@@ -153,6 +153,6 @@ def _fault(text: str) -> Fault:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not KIND@SECONDS:REPLICA[:LASTS[:FACTOR]] with {', '.join(FAULTS)} for KIND"
         )
-    at_s, replica = flags.number()(fields[0]), flags.make_int_parser(0, REPLICAS_MAX - 1)(fields[1])
+    at_s, replica = flags.number()(fields[0]), flags.integer(0, REPLICAS_MAX - 1)(fields[1])
     more = dict(zip(("lasts_s", "factor"), map(flags.positive(), fields[2:]), strict=False))
     return Fault(kind, at_s, replica, **more)

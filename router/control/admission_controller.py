@@ -1,14 +1,12 @@
-"""Admission: places a request, queues it or sheds it. A request passes three checks in order: rates
-(core/admission/rate_limits.py), concurrency places (core/admission/concurrency_windows.py) and deferral
-(core/admission/hold_back.py).
+"""Admission: places a request, queues it or sheds it, by three checks in core/admission in this order: rates
+(rate_limits.py), concurrency (concurrency_windows.py), deferral (hold_back.py).
 
-A waiting request is a ticket and a callback. It has no task and no timer. The admitter serves the queue when a lease is
-returned, and also a few times a second, because capacity can appear in other ways. A retry is neither queued nor
-charged again: its request was already admitted.
+A waiting request is a ticket and a callback, without a task or a timer. The queue is served when a lease is returned,
+and a few times a second, because capacity can appear in other ways. A retry is neither queued nor charged again.
 
 There is one wait with one limit: `wait_s` from the arrival of the request. For the first `hold_s` of that time the
-request may be deferred. After that it takes a place or waits for one with all others. A request may leave or be shed
-while it waits. If it comes again within a minute, its earlier wait counts (core/admission/wait_credit.py).
+request may be deferred; after that it queues with all others. A request that leaves while it waits and comes again
+within a minute gets credit for its earlier wait (core/admission/wait_credit.py).
 """
 
 from __future__ import annotations
@@ -54,8 +52,7 @@ class AdmissionController:
         clock: Callable[[], float],
         shed: Callable[[str, Priority, str], None],
     ) -> None:
-        """`shed(code, priority, model)` is called for each request that is turned away. The model is "" if the request
-        names no model."""
+        """`shed(code, priority, model)` is called for each request that is refused; a request may name no model: ""."""
         self._router = router
         self._owners = owners
         self._clock = clock
@@ -399,6 +396,5 @@ class AdmissionController:
 
 
 def _identity(wanted: PlacementRequest) -> Hashable | None:
-    """Key by which a repeated request is recognized: its tenant and its whole prompt; None if the prompt was not
-    read."""
+    """Return the key of a repeated request: its tenant and whole prompt; None if the prompt was not read."""
     return (wanted.tenant, wanted.chain.end_key) if wanted.chain is not None else None

@@ -29,7 +29,7 @@ from router.core.dialects import dialect_of
 from router.core.dialects.disagg_body import PREFILLER_HEADER
 from router.core.dialects.p2p_body import SOURCE_HEADER
 from router.core.dialects.rank_field import for_rank
-from router.core.prompts.unread import is_object
+from router.core.prompts.lenient_json import is_object
 from router.core.types.placements import EndReason, Outcome
 from router.core.types.replicas import Replica
 from router.extproc import extproc_pb2 as pb

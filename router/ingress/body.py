@@ -30,7 +30,7 @@ from router.core.prompts.block_keys import Chain, chain_of
 from router.core.prompts.cache_identity import with_fewer_tools
 from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
 from router.core.prompts.json_fields import DEPTH, PARTS, VALUES, check_limits
-from router.core.prompts.unread import BYTE_ORDER_MARK, ask_of, in_other_encoding, to_utf8
+from router.core.prompts.lenient_json import BYTE_ORDER_MARK, ask_of, in_other_encoding, to_utf8
 from router.core.types.requests import RequestSpec
 from router.http.request import Refusal, Request
 from router.ingress.proxied_request import RESPONSES

@@ -27,7 +27,7 @@ from tests.attack.targets import TARGETS
 
 GOAL = 0.95
 SEED_BYTES_MAX = 4_096
-KEYS = ("_read", "_entry", "_mistyped", "_wrong", "_shared", "_shown", "is_valid_name")
+KEYS = (*("_read", "_entry", "_find_bad_fields", "_wrong", "_merge_tenant_fields", "_quote_text", "is_valid_name"),)
 # Modules below router/, and their functions where only these read foreign bytes, or with a minus all but these.
 PARSERS: dict[str, tuple[str, ...]] = {
     "http/receiver.py": (),

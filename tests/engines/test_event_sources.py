@@ -39,7 +39,11 @@ async def test_ten_thousand_batches_leave_the_loop_responsive(world: World) -> N
 async def test_a_replay_lets_others_run_between_any_two_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little time is allowed at a stretch, a replay goes on, and keeps to it: others get the loop eight times
     as often as there are batches, where no turn counts as empty and none takes time, as on a busy machine they do."""
-    for name, value in (("engines.kv_events.follower.YIELD_S", 0.0), ("loop.SHARE_S", 0.0), ("loop.EMPTY_S", -1.0)):
+    for name, value in (
+        ("engines.kv_events.follower.YIELD_S", 0.0),
+        ("eventloop.SHARE_S", 0.0),
+        ("eventloop.EMPTY_S", -1.0),
+    ):
         monkeypatch.setattr(f"router.{name}", value)
     monkeypatch.setattr("router.engines.kv_events.follower.Turns", lambda loop, _: Turns(loop, lambda: 0.0))
     index, spent_s, *_ = await replayed(world, 1_000, BATCH_BLOCKS)

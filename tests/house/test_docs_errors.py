@@ -99,7 +99,7 @@ def test_every_error_of_the_admin_listener_is_in_the_table() -> None:
     """Its errors, status and code, are exactly those in the table."""
     rows = table(section(page("docs/guide/access.md"), "Admin listener"))
     documented = {(int(row[0]), code) for row in rows for code in re.findall(r"`(\w+)`", row[1])}
-    assert documented == {*called_with_code("refused"), *called_with_code("admin_refusal")}
+    assert documented == {*called_with_code("make_error_response"), *called_with_code("admin_refusal")}
 
 
 def test_every_kind_of_failure_is_explained() -> None:

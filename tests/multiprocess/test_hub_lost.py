@@ -22,8 +22,7 @@ from router.telemetry.process_totals import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from tests.multiprocess.stubs import StubEdge, StubHub, serving, until, worker
 
-OK = Outcome(EndReason.OK, Usage(10, 2, 4))
-NOBODY: frozenset[str] = frozenset()
+OK, NOBODY = Outcome(EndReason.OK, Usage(10, 2, 4)), frozenset[str]()
 
 
 def want(key: str = "k", model: str | None = "m", response_id: str | None = None) -> PlacementRequest:

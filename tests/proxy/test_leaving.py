@@ -48,7 +48,7 @@ class Point:
         self.patch.setattr(self.app.hub.placer, "wants_token_ids", lambda: True)
         self.patch.setattr(self.app.hub.placer, "tokenization_spec", lambda _: view)
         self.patch.setattr(self.app.edge.reader, "_tokens", self)
-        self.of = self.hold
+        self.tokenize_request = self.hold
 
     def queued(self) -> None:
         """No replica has been given to it yet."""

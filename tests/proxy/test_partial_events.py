@@ -37,7 +37,7 @@ class Judge:
         self.dialect, self.bytes = dialect, 0
         self.says_done = dialect.says_done
 
-    def ended(self, tail: bytes) -> EndReason | None:
+    def find_ending(self, tail: bytes) -> EndReason | None:
         """The dialect's."""
         self.bytes += len(tail)
         return self.dialect.find_ending(tail)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.core.dialects import PATHS
-from router.core.prompts.unread import PARSED_BYTES_MAX
+from router.core.prompts.lenient_json import PARSED_BYTES_MAX
 from tests.extproc.asking import asking, chat, picking
 from tests.proxy.test_errors import error_of
 from tests.support.fakes import USAGE, FakeEngine, events, idle, running, stream

@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m loadtest.faults.cases.memory", description="Churn the prefix index."
     )
     parser.add_argument("--seconds", type=flags.positive(), default=SECONDS_S)
-    parser.add_argument("--bytes", type=flags.make_int_parser(1), default=BUDGET_BYTES)
+    parser.add_argument("--bytes", type=flags.integer(1), default=BUDGET_BYTES)
     parser.add_argument(
         "--turnover", type=flags.number(), default=0.0, help="end once so many times as many came as are held"
     )

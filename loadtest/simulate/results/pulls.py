@@ -1,6 +1,6 @@
 """Benefit of P2P KV transfers between replicas: `python -m loadtest simulate --pulls`.
 
-The workloads are a pool of prefixes and sessions with documents (scenarios/pulled.py). Replicas have CPU memory of
+The workloads are a pool of prefixes and sessions with documents (scenarios/p2p.py). Replicas have CPU memory of
 twice their caches, and links between them with published times. Rows differ in the policy, and in whether a transfer
 may be ordered. All of them have the same knowledge of caches and tiers.
 """

@@ -1,9 +1,9 @@
 """Price of a hit behind the GPU: `python -m loadtest simulate --tiers`.
 
-The workload has prefixes of three times the GPUs' caches, on tiers of twice their size (scenarios/tiered.py), with
+The workload has prefixes of three times the GPUs' caches, on tiers of twice their size (scenarios/tiers.py), with
 links of several speeds. All rows run the same requests. `free` is `warm`, which has no price of loads. The other rows
-differ only in such a price (rules/tier_credit.py), and one has no knowledge of tiers. The cost of a load (`price`) is
-learned from a first guess that is right for none of these links. Figures are means over seeds. The error by chance
+differ only in such a price (policies/tier_credit.py), and one has no knowledge of tiers. The cost of a load (`price`)
+is learned from a first guess that is right for none of these links. Figures are means over seeds. The error by chance
 shows on links that are so fast that no price of a load can matter.
 """
 

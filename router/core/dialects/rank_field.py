@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from router.core.dialects.sglang import with_rank
 from router.core.dialects.tenant_isolation import GENERATE
-from router.core.prompts.unread import is_object
+from router.core.prompts.lenient_json import is_object
 
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
 RANK_HEADER = "X-data-parallel-rank"

@@ -68,7 +68,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/reque
     decode_stats: DecodeInterval | None = None  # decode measurement of its answer, once it has ended
     opaque_bytes: int = 0  # bytes that stand for images and the like, to learn the ratio of tokens from
     expected_ms: float = 0.0  # time to its first token, from the components of its price
-    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: unknown
+    conversation: int = 0  # name of its conversation (placement/conversation_affinity.py); 0: unknown
     shared_prefix_blocks: int = 0  # leading blocks of its prompt that were requested before that conversation began
     final: bool = False  # no further request of that conversation is expected
     others_tokens: int = 0  # tokens that other routers had computed there, as received before placement

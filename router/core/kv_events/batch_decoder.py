@@ -64,7 +64,7 @@ class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs t
     adapter: str  # "" is the base model
     salt: bytes  # salt of a root block; b"" for all other blocks
     extras: tuple[bytes | None, ...] | None  # per block, other inputs of its hash; None if no block has any
-    medium: str  # in capitals; a store that several replicas share ends in REMOTE (facts/tiers.py)
+    medium: str  # in capitals; a store that several replicas share ends in REMOTE (types/tiers.py)
     group: int
     prefix: bool  # True if this layer group covers a whole prefix
     again: bool | None = False  # True if the event repeats blocks that were stored before; None if that is unknown

@@ -75,7 +75,7 @@ class StreamState(msgspec.Struct, array_like=True, tag="stream"):
     seq: Annotated[int, Meta(ge=0)]  # number of the last batch
     digest: Annotated[
         bytes, Meta(min_length=16, max_length=16)
-    ]  # digest of that batch (kv_events/batches.py), big-endian
+    ]  # digest of that batch (kv_events/reorder_buffer.py), big-endian
     exact: bool  # True if the stream was complete since the cache began
     why: Annotated[str, Meta(max_length=WHY_CHARS_MAX)]  # reason of the grade
     shape: EngineShape

@@ -45,7 +45,7 @@ class _Counted:
 
 
 class StatePublisher:
-    """Observes the Router (placement/watch.py, LeaseListener), and composes messages from its events."""
+    """Observes the Router (placement/lease_listener.py, LeaseListener), and composes messages from its events."""
 
     def __init__(
         self,

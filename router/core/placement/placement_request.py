@@ -26,7 +26,7 @@ class PlacementRequest(Struct, eq=False):  # a Struct for speed: core/types/requ
     queued_s: float = 0.0  # seconds in the admission queue; set by the caller of the Router
     sighting: PromptAnalysis | None = None  # None without an observatory
     allowed_addresses: frozenset[str] | None = (
-        None  # addresses of the only replicas that may take the request (facts/replicas.py); None: all
+        None  # addresses of the only replicas that may take the request (types/replicas.py); None: all
     )
     response_bypasses_router: bool = False  # the answer reaches the client without passing this router
     conversation: ConversationRef | None = None  # conversation that the client names; None if it names none

@@ -111,7 +111,7 @@ class Router:
         - `slow_start_s`: 0 disables slow start.
         - `explainer`: with it receipts contain the reasons of cache misses.
         - `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all.
-        - `repeats`: engines may be asked to repeat events (cache/engine_blocks.py).
+        - `repeats`: engines may be asked to repeat events (cache_state/engine_blocks.py).
         - `tiers`: blocks in tiers other than the GPU count as cached.
         - `load_guesses`: initial load times by tier.
         - `expected`: models that may have no replica.
@@ -503,8 +503,8 @@ class Router:
         return market, candidates
 
     def _ids_of(self, members: list[ReplicaState]) -> dict[str, None]:
-        """Return the ids of these members. Every change creates a new list of members (fleet/roster.py), so the ids of
-        the last list are valid for the same list object."""
+        """Return the ids of these members. Every change creates a new list of members (fleet/ready_index.py), so the
+        ids of the last list are valid for the same list object."""
         if self._ids_of_last[0] is not members or len(self._ids_of_last[1]) != len(members):
             self._ids_of_last = members, dict.fromkeys([member.id for member in members])
         return self._ids_of_last[1]

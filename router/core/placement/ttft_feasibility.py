@@ -1,10 +1,10 @@
 """Candidates that can deliver a first token before the request's deadline.
 
 A candidate's expected first token comes after the replica's wait and the prompt's prefill. The prediction corrects this
-expectation by its learned errors (learned/first_tokens.py). A request with a deadline chooses among the candidates that
-keep the deadline, if there are any. The price alone is not enough: it includes the cost of the request's wait to other
-requests, but not that a late first token is worthless. If no candidate keeps the deadline, the request is placed as if
-it had none, or is rejected if it may be shed.
+expectation by its learned errors (estimators/ttft_quantiles.py). A request with a deadline chooses among the candidates
+that keep the deadline, if there are any. The price alone is not enough: it includes the cost of the request's wait to
+other requests, but not that a late first token is worthless. If no candidate keeps the deadline, the request is placed
+as if it had none, or is rejected if it may be shed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from msgspec import Raw
 
 from router.core.prompts import agent_headers, gil, json_fields, slices
 from router.core.prompts.canonical import PIECES_MAX, US, Chat, Part, arguments, calls, canonical
-from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_items, decode_text
 from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, has_value, is_text
 from router.core.prompts.openai_fields import (
@@ -26,6 +25,7 @@ from router.core.prompts.openai_fields import (
     decode_quick,
     decode_rest,
 )
+from router.core.prompts.raw_prompts import TOKEN_ID_BYTES, Given, decode_items, decode_text
 from router.core.prompts.template_chat import ChatBody, LooseChatBody, decode_kept, decode_openai
 from router.core.types.requests import DecodedMessages, Heading, Prompt, RequestSpec
 

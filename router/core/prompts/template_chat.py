@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Raw
 
 from router.core.prompts import json_fields, slices
-from router.core.prompts.given import Given, decode_items, only_text
 from router.core.prompts.json_fields import ABSENT, UNREADABLE
+from router.core.prompts.raw_prompts import Given, decode_items, only_text
 from router.core.types.requests import TemplateInput
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}

@@ -161,7 +161,7 @@ class RequestSpec(Struct, eq=False):
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
     step: str = ""  # an agent's step, as the request names it; "": none
     stream_options: dict[str, Any] | None = None  # the request's own; dropped once the body to forward is made
-    # fields with the conversation identity (prompts/agents.py); dropped once it is known
+    # fields with the conversation identity (prompts/agent_headers.py); dropped once it is known
     names: dict[bytes, bytes] | None = None
     adapter: str = ""  # LoRA adapter that the body names in addition to its model, in SGLang's field `lora_path`
     new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: no part of it was known

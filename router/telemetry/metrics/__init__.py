@@ -112,7 +112,7 @@ class Metrics:
         return sum(prompt for prompt, _ in sums), sum(cached for _, cached in sums)
 
     def models(self, rows_max: int) -> list[dict[str, Any]]:
-        """Return totals of the requests of each model (metrics/models.py)."""
+        """Return totals of the requests of each model (metrics/per_model.py)."""
         return per_model.rows(self._tallies, per_model.UnderWay(self._router, self._tallies, self._figures), rows_max)
 
     def page(self) -> bytes:

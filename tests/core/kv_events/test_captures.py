@@ -204,7 +204,7 @@ def test_the_recorded_restart_is_noticed(heard: int) -> None:
     follower.on_disconnected("disconnected", 1.0)
     take()
     assert follower.suspended
-    follower.connected(1.0)
+    follower.on_connected(1.0)
     take()
     answer([new])
     while follower.phase is not Phase.FOLLOWING:

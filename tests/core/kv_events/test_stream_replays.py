@@ -164,7 +164,7 @@ def test_a_suspension_has_a_limit() -> None:
     assert owner.state == (Confidence.ESTIMATED, "event stream lost: gone")
     assert not owner.held
     assert not owner.stream.suspended
-    owner.stream.connected(owner.now_s)
+    owner.stream.on_connected(owner.now_s)
     owner.steps()
     for seq in range(30):  # a long replay that comes is not a stream that is lost
         owner.replay(seq, end=False)

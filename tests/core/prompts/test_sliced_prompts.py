@@ -15,7 +15,7 @@ from router.core.dialects import PATHS, InvalidBody
 from router.core.prompts import gil, slices
 from router.core.prompts.block_keys import chain_of
 from router.core.prompts.json_fields import check_limits
-from router.core.prompts.unread import to_utf8
+from router.core.prompts.lenient_json import to_utf8
 from tests.core.prompts.test_slices import sliced_by
 from tests.support.examples import examples
 

@@ -15,8 +15,8 @@ from loadtest.common import flags
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (flags.make_int_parser(1, 64), "64", 64),
-        (flags.make_int_parser(0), "0", 0),
+        (flags.integer(1, 64), "64", 64),
+        (flags.integer(0), "0", 0),
         (flags.number(1), "1", 1.0),
         (flags.number(), "0", 0.0),
         (flags.positive(), "1e-3", 0.001),
@@ -30,10 +30,10 @@ def test_what_is_allowed_is_taken(kind: Callable[[str], Any], text: str, value: 
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (flags.make_int_parser(1, 64), "65", "'65' is not a whole number from 1 to 64"),
-        (flags.make_int_parser(1), "0", "'0' is not a whole number over 0"),
-        (flags.make_int_parser(1), "-3", "'-3' is not a whole number over 0"),
-        (flags.make_int_parser(1), "1.5", "'1.5' is not a whole number over 0"),
+        (flags.integer(1, 64), "65", "'65' is not a whole number from 1 to 64"),
+        (flags.integer(1), "0", "'0' is not a whole number over 0"),
+        (flags.integer(1), "-3", "'-3' is not a whole number over 0"),
+        (flags.integer(1), "1.5", "'1.5' is not a whole number over 0"),
         (flags.number(1), "1.01", "'1.01' is not a number from 0 to 1"),
         (flags.number(), "nan", "'nan' is not a number from 0"),
         (flags.number(), "inf", "'inf' is not a number from 0"),

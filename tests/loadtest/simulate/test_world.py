@@ -78,7 +78,7 @@ class Watched(Simulation):
     def call_at(self, when_s: float, act: Any, argument: Any = None) -> None:
         """Time never goes back."""
         assert when_s >= self.now_s
-        super().at(when_s, act, argument)
+        super().call_at(when_s, act, argument)
 
     def _arrive(self, what: Any) -> None:
         super()._arrive(what)

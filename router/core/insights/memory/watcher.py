@@ -74,8 +74,8 @@ class PromptTracker:
         sure: bool = False,
         tenant: str = "",
     ) -> PromptAnalysis | DiffCandidate:
-        """Compare a prompt with the texts of earlier prompts, and keep it. Returns a Suspect if it must be compared or
-        lacks its beginning; it is kept later.
+        """Compare a prompt with the texts of earlier prompts, and keep it. Returns a DiffCandidate if it must be
+        compared or lacks its beginning; it is kept later.
 
         - `whole`: its prompt with all of its text, if `ask` has only the end.
         - `sure`: findings of other prompts are not assumed for it.
@@ -95,10 +95,8 @@ class PromptTracker:
         record = ends.get(end_key)
         if record is not None:
             record.asked += 1
-            calls = record.tool_calls
-            return PromptAnalysis(
-                record.end, 0, 0, record.template, record.conversation, record.turn, True, tools, calls
-            )
+            template, conversation, turn, calls = record.template, record.conversation, record.turn, record.tool_calls
+            return PromptAnalysis(record.end, 0, 0, template, conversation, turn, True, tools, calls)
         size, name = base + len(text), session or ask.session
         mark = self._session_mark(name, chain.root) if name else 0
         if size <= self._kept_bytes_max:
@@ -109,9 +107,8 @@ class PromptTracker:
                     return is_append(self._texts, self._templates, record, chain, text, base, mark, tools=tools)
             if not mark and not prompt.hint_bytes:
                 most = SKETCHED_BYTES_MIN if self._sketches.on else size
-                seen = matches_known_change(
-                    self._texts, self._templates, prompt, chain, path, body, tools=tools, behind_max=most
-                )
+                texts, templates = self._texts, self._templates
+                seen = matches_known_change(texts, templates, prompt, chain, path, body, tools=tools, behind_max=most)
                 if seen is not None:
                     return seen
         if size > self._kept_bytes_max:

@@ -398,14 +398,3 @@ def test_a_deep_value_is_walked_as_far_as_it_is_worth() -> None:
                 value = {f"level{level}": value}
             values.append(json.dumps(value).encode())
         assert len(change_of(*values).steps) in range(named, named + 2)
-
-
-@pytest.mark.parametrize("forged", [b"\x1dCANARY\x1f", b"\x1eCANARY\x1f"])
-def test_words_of_a_prompt_name_no_place(forged: bytes) -> None:
-    """A text may hold the separators of canonical bytes: what it says between them is no field's name, and no role."""
-    one, other = [
-        b"\x1esystem\x1f" + b"Be kind. " * 9 + b"\x1euser\x1fhi " + forged + at + RULES.encode() for at in (b"1", b"2")
-    ]
-    found = compare(one, other, body=b"{}", path=CHAT).difference
-    assert found is not None
-    assert "CANARY" not in repr(found)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.dialects.rank_field import for_rank
 from router.core.dialects.tenant_isolation import GENERATE
 from router.core.prompts.json_fields import InvalidBody
-from router.core.prompts.unread import PARSED_BYTES_MAX, ask_of, in_other_encoding, is_object, to_utf8
+from router.core.prompts.lenient_json import PARSED_BYTES_MAX, ask_of, in_other_encoding, is_object, to_utf8
 from router.core.types.requests import RequestSpec
 
 ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
