@@ -23,8 +23,6 @@ def test_files_that_are_named_are_there(top: str) -> None:
     names = {path.name for each in FOLDERS for path in (prose.ROOT / each).rglob("*.py")}
     named, unknown = 0, []
     for passage in prose.passages([prose.ROOT / top]):
-        if "renaming" in passage.path.parts:  # made-up examples
-            continue
         folders = [
             prose.ROOT,
             *(prose.ROOT / each for each in FOLDERS),

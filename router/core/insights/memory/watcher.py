@@ -87,8 +87,7 @@ class PromptTracker:
             whose = xxh3_64_intdigest(tenant.encode(), self._seed)
             chain = _kept_apart(chain, whose)
         text, base, keys, end_key = prompt.text, prompt.skipped_bytes, chain.keys, chain.end_key
-        head = text if not base else prompt.joint.head if prompt.joint is not None else b""
-        tools = head.startswith(TOOLS)
+        tools = (text if not base else prompt.joint.head if prompt.joint is not None else b"").startswith(TOOLS)
         if not keys:  # no replica can be estimated to hold any of it
             return PromptAnalysis(0, 0, 0, 0, 0, 0, True, tools)
         ends = self._texts.young.ends
