@@ -1,7 +1,8 @@
 """Environment of the cost benchmark: a router with followed replicas, and engines under its control.
 
-Bodies go through the router's own Reader, template, tokenizer and placement. Engines are the events that vLLM would
-send for the placed requests. CPU is that of the whole process (`time.process_time`), so work in other threads counts.
+Bodies go through the router's own RequestParser, template, tokenizer and placement. Engines are the events that vLLM
+would send for the placed requests. CPU is that of the whole process (`time.process_time`), so work in other threads
+counts.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A victim sends one of two prompts before each probe. The other tenant then sends
 to first token: a prompt in some replica's cache is faster. The measure of the leak is the area under the ROC curve: 0.5
 is none, 1 is all. With isolation off it must come near 1, otherwise the benchmark is blind.
 
-It runs in simulated seconds. The router's own Reader parses the requests, and its own Router places them on engine
-models (loadtest/fake_engine/model.py). These get the salt that a real engine would read in the body. Times are the
-engine's, plus the jitter of a network.
+It runs in simulated seconds. The router's own RequestParser parses the requests, and its own Router places them on
+engine models (loadtest/fake_engine/model.py). These get the salt that a real engine would read in the body. Times are
+the engine's, plus the jitter of a network.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Upstream:
         fresh: bool = False,
     ) -> UpstreamResponse:
         """Send a request, and return when its answer has begun (UpstreamResponse). `done` must be called with the
-        answer. Raises a Failure.
+        answer. Raises UpstreamError.
 
         - `target`: path and query, as the client encoded them.
         - `lines`: header lines without hop-by-hop headers.
@@ -270,7 +270,7 @@ class Upstream:
 
     async def ask(self, replica: str, method: str, target: str, lines: Sequence[bytes]) -> UpstreamResponse:
         """Return a small answer that needs no GPU work, on a new connection. If it is `whole`, `head` has all of it.
-        The state of the replica is not updated. `done` must be called with the answer. Raises a Failure."""
+        The state of the replica is not updated. `done` must be called with the answer. Raises UpstreamError."""
         return await self._start_call(replica, method, target, lines, b"", True, None, None, True, ASKED_BYTES_MAX)
 
     async def _start_call(
@@ -286,7 +286,7 @@ class Upstream:
         fresh: bool,
         whole_bytes_max: int | None = None,
     ) -> UpstreamResponse:
-        """Return an answer that has begun, with any status. Raises a Failure."""
+        """Return an answer that has begun, with any status. Raises UpstreamError."""
         whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
@@ -316,7 +316,7 @@ class Upstream:
         *,
         fresh: bool,
     ) -> None:
-        """Send on a free or a new connection, and return when the answer has begun. Raises a Failure."""
+        """Send on a free or a new connection, and return when the answer has begun. Raises UpstreamError."""
         sent_s = self._loop.time()
         used = pool.free(sent_s - self.limits.keepalive_s)
         if used is not None and fresh:
@@ -334,7 +334,7 @@ class Upstream:
             raise StaleConnection(str(error)) from error
 
     async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
-        """Return a new connection. If no descriptor is left, close idle connections first. Raises a Failure."""
+        """Return a new connection. If no descriptor is left, close idle connections first. Raises UpstreamError."""
         with suppress(NoDescriptor):
             return await pool.connect(self.limits.connect_timeout_s)
         for each in self._pools.values():

@@ -76,7 +76,7 @@ _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ParserConfig:
-    """Settings of a Reader (config/schema.py). `repairs` and `append_only` apply to callers without a key.
+    """Settings of a RequestParser (config/schema.py). `repairs` and `append_only` apply to callers without a key.
     `continues` is False if replicas take no request without disaggregated prefill, because stream failover needs such a
     request."""
 

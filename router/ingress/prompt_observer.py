@@ -67,8 +67,8 @@ class PromptObserver:
         always: bool = False,
         tenant: str = "",
     ) -> PromptAnalysis | DiffCandidate | None:
-        """Take a quick look at a prompt. Returns a Sighting, or a Suspect that `settle` must complete; None if the
-        prompt cannot be read.
+        """Take a quick look at a prompt. Returns a PromptAnalysis, or a DiffCandidate that `settle` must complete; None
+        if the prompt cannot be read.
 
         - `sure`: no assumption is made about the prompt.
         - `always`: the prompt is looked at under any load.

@@ -66,7 +66,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     priority: Priority = Priority.NORMAL
     body_bytes: Count = 0
     sighting: PromptAnalysis | None = None
-    kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
+    kin: tuple[Count, Count, bool] | None = None  # the fields of a ConversationRef
     due_s: float | None = None
     may_pull: bool = True
     may_split: bool = False

@@ -100,8 +100,8 @@ class PromptSender:
         return member is not None and window is not None and member.open_leases >= window
 
     async def send(self, replica: str, prefix: WarmupPrompt, tokens_max: int) -> Usage:
-        """Send a prompt. Returns the engine's token counts, or the Router's if the engine reports none. Raises Skipped
-        and SendFailed."""
+        """Send a prompt. Returns the engine's token counts, or the Router's if the engine reports none. Raises
+        WarmupSkipped and SendFailed."""
         try:
             default = self._router.models.resolve(None)
         except (NoReplicaReady, UnknownModel):
@@ -174,7 +174,7 @@ class PromptSender:
 def _read(prefix: WarmupPrompt, default: str, known_as: Callable[[str], str]) -> _WarmupUsage:
     """Parse and hash a request; safe in any thread. A learned template's request is cut after the shared part, if
     possible. A request that does not begin with the template is not sent, because an isolated tenant's salt is in no
-    body. Raises Skipped."""
+    body. Raises WarmupSkipped."""
     try:
         whole = prefill_only.fields_of(prefix.body)
         cuts = prefill_only.shorter(prefix.path, whole, prefix.messages - 1)[:CUTS_MAX] if prefix.key else []

@@ -259,7 +259,7 @@ class Attempts:
         return await place_or_refuse(self._placer, question.wanted, excluded, self._clock)
 
     async def _attempt(self, question: ProxiedRequest, lease: LeaseHandle, *, fresh: bool) -> UpstreamResponse:
-        """Make one attempt. `fresh`: use new connections. Raises a Failure."""
+        """Make one attempt. `fresh`: use new connections. Raises UpstreamError."""
         self._usage.ask(question, lease.replica)
         request, asked, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.record_call(lease.receipt, self._clock())]

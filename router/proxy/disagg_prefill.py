@@ -118,8 +118,8 @@ class DisaggCaller:
         blocks_within_s: float | None = None,
         fresh: bool = False,
     ) -> UpstreamResponse:
-        """Return when the answer of the decode stage has begun. Raises a Failure, which is PrefillFailed if the prefill
-        replica is at fault.
+        """Return when the answer of the decode stage has begun. Raises UpstreamError, which is PrefillFailed if the
+        prefill replica is at fault.
 
         - `blocks_within_s`: if both stages run at once, the time that a stream has to begin after the end of the
           prefill stage. None: the same time as any answer.

@@ -83,7 +83,7 @@ def _works(path: str, dialect: Dialect, head: bytes) -> bool:
 
 
 def raise_if_failed(came: UpstreamResponse | UpstreamError) -> UpstreamResponse:
-    """Return an answer that has begun. Raises a Failure."""
+    """Return an answer that has begun. Raises UpstreamError."""
     if isinstance(came, UpstreamError):
         raise came
     return came

@@ -162,7 +162,7 @@ class Relay:
             self._remember(piece)
 
     def end(self) -> None:
-        """Handle the end of the body. Raises Unfinished, and ends nothing, if its stream was not complete."""
+        """Handle the end of the body. Raises StreamTruncated, and ends nothing, if its stream was not complete."""
         if self._judge is not None:
             partial = bytes(self._partial)
             self.ending = self._find_ending(self._judge, self.tail + (partial if _is_event(partial) else b""))

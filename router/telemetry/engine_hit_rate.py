@@ -8,7 +8,8 @@ its answers belongs to the answers without a count ("silent" answers):
 
     rate of silent answers = (hits counted - hits told) / (queries counted - tokens told), of the last five minutes
 
-Tokens of silent answers are counted at this rate, in separate series that never enter the hit rate. There are three
+RequestTokenizer of silent answers are counted at this rate, in separate series that never enter the hit rate. There are
+three
 reasons: the counters do not describe a single answer, they include the router's own prewarming, and they run ahead of
 answers by the requests in flight.
 

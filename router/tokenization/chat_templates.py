@@ -33,11 +33,12 @@ class ChatTemplate:
         self._effort_off: str | None = None
 
     def fit_and_render(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> str:
-        """Return the prompt's text. Raises CannotRender, and Unfit if the engine's behaviour is unknown."""
+        """Return the prompt's text. Raises CannotRender, and UnsupportedForTemplate if the engine's behaviour is
+        unknown."""
         return self.render(self.fit(given, engine, defaults))
 
     def fit(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendering:
-        """Return the input as this engine would pass it to the template. Raises Unfit."""
+        """Return the input as this engine would pass it to the template. Raises UnsupportedForTemplate."""
         traits = self._traits[self._name(given.tools is not None)][SGLANG if engine == SGLANG else VLLM]
         if engine == SGLANG:
             return for_sglang(given, traits, defaults)

@@ -75,11 +75,11 @@ class Model:
         self.encoder = make_incremental_encoder(whole, folder.tokenizer_json, templates.values(), cache_bytes_max)
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
-        """Return token ids as uint32 little-endian. Raises CannotRender and Unfit."""
+        """Return token ids as uint32 little-endian. Raises CannotRender and UnsupportedForTemplate."""
         return self.encode_prompt(self.render_prompt(given, engine, defaults))
 
     def render_prompt(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the prompt's text, with the known part of its ids. Raises CannotRender and Unfit."""
+        """Return the prompt's text, with the known part of its ids. Raises CannotRender and UnsupportedForTemplate."""
         if given.text is not None:
             return self._begin_prompt(given.text, given.add_special_tokens)
         if self._template is None:
@@ -92,7 +92,7 @@ class Model:
         return RenderedPrompt(PartialEncoding(text, [], []) if special else self.encoder.begin(text), special, suffix)
 
     def encode_prompt(self, rendered: RenderedPrompt) -> bytes:
-        """Return token ids of a text as uint32 little-endian. Raises Unfit."""
+        """Return token ids of a text as uint32 little-endian. Raises UnsupportedForTemplate."""
         begun = rendered.begun
         ids = self.encoder.encode(begun.text, special=True) if rendered.special else self.encoder.finish(begun)
         return ids + self._suffix(rendered.suffix) if rendered.suffix else ids

@@ -12,8 +12,8 @@ from router.tokenization.chat_templates import SGLANG
 
 
 def ask_body(given: TemplateInput, model: str, engine: str) -> dict[str, Any]:
-    """Return the body for /tokenize. Raises Unfit for prompts that /tokenize would tokenize differently from the
-    engine's own API."""
+    """Return the body for /tokenize. Raises UnsupportedForTemplate for prompts that /tokenize would tokenize
+    differently from the engine's own API."""
     if given.text is not None:
         return {"model": model, "prompt": given.text, "add_special_tokens": given.add_special_tokens}
     body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in given.messages or []]}

@@ -26,7 +26,8 @@ CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Side:
-    """A connection, its transport and its loop, as far as an Intake knows them: requests are taken three at a time."""
+    """A connection, its transport and its loop, as far as an ReadFlow knows them: requests are taken three at a
+    time."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []

@@ -57,7 +57,7 @@ def observer(
 async def reading(
     seeing: PromptObserver | None, offload_bytes_min: int = 1 << 20, append_only: str = "off"
 ) -> AsyncIterator[Callable[..., Any]]:
-    """What a Reader makes of messages."""
+    """What a RequestParser makes of messages."""
     reader = RequestParser(
         cast("PlacementService", Resolving()),
         None,
@@ -108,7 +108,8 @@ async def test_turns_are_seen_on_the_loop_and_beside_it(offload_bytes_min: int) 
 
 
 async def test_what_was_read_before_and_is_forgotten_here_is_read_again() -> None:
-    """The Reader knows the beginnings of bodies whose texts the Observer has let go: what is known is exact still."""
+    """The RequestParser knows the beginnings of bodies whose texts the PromptObserver has let go: what is known is
+    exact still."""
     seeing = observer(memory_bytes_max=600_000)
     async with reading(seeing) as read:
         for count in (8, 9, 10):

@@ -6,7 +6,7 @@
 
 {{/*
 YAML list of the labels by which discovery finds serving stacks without a selector. A test checks that they are equal to
-those of router/engines/discovery/stacks.py. A value of "" matches any value.
+those of router/engines/discovery/known_stacks.py. A value of "" matches any value.
 */}}
 {{- define "warmroute.stacks" -}}
 - {app.kubernetes.io/component: serving-engine, model: ""}

@@ -69,7 +69,7 @@ class PolicyUnderTest(Protocol):
 
 @runtime_checkable
 class OraclePolicy(Protocol):
-    """A Rule that receives facts before a run that no router can see: for bounds, and for offline fits."""
+    """A SimPolicy that receives facts before a run that no router can see: for bounds, and for offline fits."""
 
     def prepare_run(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
         """Receive all replicas and all requests of the run; `first` is the policy of the first router."""

@@ -1,7 +1,7 @@
 """Rows of the race by name: our policies, and rules of other routers restated from their formulas.
 
-To add one: a file here with a Policy (see router/core/placement/policies/policy.py), or with a Rule, which gets more
-input (simulate/engine/placer.py), and a line in ROWS that names its source and defaults.
+To add one: a file here with a Policy (see router/core/placement/policies/policy.py), or with a SimPolicy, which gets
+more input (simulate/engine/placer.py), and a line in ROWS that names its source and defaults.
 """
 
 from __future__ import annotations

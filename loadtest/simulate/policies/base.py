@@ -12,7 +12,7 @@ from router.core.types.placements import Candidate
 
 
 class SimPolicy:
-    """A Rule without its `choose`."""
+    """A SimPolicy without its `choose`."""
 
     cache_aware = True
     sight: SimView

@@ -18,7 +18,7 @@ from router.core.types.replicas import Load
 
 
 class ScoringPolicy(SimPolicy, ABC):
-    """A Rule with the work that waits at each replica; `_pick` is its formula."""
+    """A SimPolicy with the work that waits at each replica; `_pick` is its formula."""
 
     name: str
 

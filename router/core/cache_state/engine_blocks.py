@@ -206,7 +206,7 @@ class EngineBlocks:
 
     def shape(self, *, hybrid: bool) -> EngineShape | None:
         """Return the known facts except the blocks; None if no block was stored yet. `hybrid` is the field of
-        Reported."""
+        ReplicaEventState."""
         if self.block_tokens is None or not self._places:
             return None
         places, others = list(self._places), sorted(self._others)

@@ -1,9 +1,9 @@
 """Index of the blocks that replicas report as stored, and the confidence grade of each replica's reports.
 
 For each replica with an event stream, EngineBlocks (engine_blocks.py) has the blocks that were reported as stored and
-not as removed, and Reported (event_state.py) has the results of checks. All replicas share one map of masks, so one
-walk over a prompt's token chain finds the longest stored prefix of every replica. tier_index.py adds the blocks in
-tiers.
+not as removed, and ReplicaEventState (event_state.py) has the results of checks. All replicas share one map of masks,
+so one walk over a prompt's token chain finds the longest stored prefix of every replica. tier_index.py adds the blocks
+in tiers.
 
 The grade of a replica begins as the stream's own grade (core/kv_events/stream.py: continuous since batch 0 or a clear,
 or not). Checks then change it:

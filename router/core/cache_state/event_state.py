@@ -1,6 +1,6 @@
 """Cache state that one replica reported by its event stream, and the confidence grade of that state.
 
-The grades are explained in event_index.py, which keeps one Reported for each replica and updates it.
+The grades are explained in event_index.py, which keeps one ReplicaEventState for each replica and updates it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Learned values of the whole fleet: speeds by kind of replica, and the success rate of guesses on the ring.
 
-A kind is the set of base models that a replica serves. Replicas of one kind share one Speeds (model_speeds.py):
+A kind is the set of base models that a replica serves. Replicas of one kind share one ModelSpeeds (model_speeds.py):
 observations of one of them are the prior of all.
 """
 

@@ -1,6 +1,6 @@
 """Learned speeds and sizes of one base model: prefill and decode times of its engines, and the sizes of its requests.
 
-Replicas that serve the same base models share one Speeds. Each replica's own speed differs from it by one factor
+Replicas that serve the same base models share one ModelSpeeds. Each replica's own speed differs from it by one factor
 (speed_factor.py). Replicas of other models have another one: a 70B model and an 8B model differ by a factor of ten, and
 the mean of both describes neither.
 """

@@ -38,7 +38,9 @@ class Fleet:
     )  # fit members that get no requests for that reason
     panics: bool = False  # True if a model is served only by members that are not ready
     roster: ReadyIndex = field(default_factory=ReadyIndex)  # ready members, and members by the models that they serve
-    returned: dict[str, ReplicaState] = field(default_factory=dict)  # guarded members that Fitness has not handled yet
+    returned: dict[str, ReplicaState] = field(
+        default_factory=dict
+    )  # guarded members that Eligibility has not handled yet
     unlearned: ColdReplicaEstimates = field(init=False)
     pulls: Pulls = field(default_factory=Pulls)  # P2P KV transfers between replicas
     legs: DisaggPairs = field(default_factory=DisaggPairs)  # disaggregated prefill: the replicas of both stages

@@ -135,7 +135,7 @@ class Steps:
             self.due.append(Suspend(why, self.doubt))
 
     def regrade(self, grade: Confidence, why: str) -> None:
-        """Add a Regrade step if the grade or its reason changed."""
+        """Add a SetConfidence step if the grade or its reason changed."""
         if (grade, why) != (self.grade, self.why):
             self.grade, self.why = grade, why
             self.due.append(SetConfidence(grade, why))

@@ -104,12 +104,12 @@ class KvStream:
 
     @property
     def grade(self) -> Confidence:
-        """Grade of the last Regrade."""
+        """Grade of the last SetConfidence."""
         return self._steps.grade
 
     @property
     def why(self) -> str:
-        """Reason of the last Regrade."""
+        """Reason of the last SetConfidence."""
         return self._steps.why
 
     @property

@@ -56,7 +56,7 @@ class Peer:
 
 
 class StateApplier:
-    """Applies other routers' messages to the fleet's members and, through Mirror, to caches."""
+    """Applies other routers' messages to the fleet's members and, through RemoteLeases, to caches."""
 
     def __init__(
         self,

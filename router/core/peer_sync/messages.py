@@ -33,7 +33,7 @@ KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas with shared speeds, and base m
 MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
     *("answer_ms_max", "token_ms_max", "longest_tokens"),
-)  # means and maxima of Speeds that are shared
+)  # means and maxima of ModelSpeeds that are shared
 GAPS_MAX = 64  # gaps in other routers' messages that a message requests or fills
 FITS_MAX = 64  # replicas with their own speeds in a message
 LAGS_MAX = 256  # routers with their lags in a message
@@ -160,7 +160,7 @@ class SharedFits(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
-    """Values learned from the answers of one kind of replicas; fields are those of Speeds."""
+    """Values learned from the answers of one kind of replicas; fields are those of ModelSpeeds."""
 
     kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
     prefill: FitSums
@@ -189,7 +189,7 @@ class SharedMessage(msgspec.Struct, array_like=True):
 
     seq: Count  # messages of this process before this one
     sent_ms: Moment
-    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, its Delay.lag_ms)
+    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, its ClockOffset.lag_ms)
     arc: tuple[Number, Number] | None
     rows: Annotated[list[RowBytes], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended

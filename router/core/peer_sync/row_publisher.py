@@ -142,8 +142,8 @@ class StatePublisher:
     def say(
         self, now_s: float, lags: Callable[[], list[tuple[int, int]]], missed: Callable[[], list[Gap]]
     ) -> bytes | None:
-        """Return the next message, or None if it is too early for one. `lags` and `missed` provide Hearer's content for
-        other routers: their lags, and the messages of theirs that were missed."""
+        """Return the next message, or None if it is too early for one. `lags` and `missed` provide StateApplier's
+        content for other routers: their lags, and the messages of theirs that were missed."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._urgent_pending):
             return None

@@ -369,7 +369,7 @@ class Router:
         return lease
 
     def _splitter_for(self, wanted: PlacementRequest, only: str | frozenset[str] | None) -> DisaggPlanner | None:
-        """Return the Splitter if the request may use disaggregated prefill, else None."""
+        """Return the DisaggPlanner if the request may use disaggregated prefill, else None."""
         return self._splitter if wanted.may_split and self.fleet.legs.hands and not isinstance(only, str) else None
 
     def _refuse_late(

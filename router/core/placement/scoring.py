@@ -124,7 +124,7 @@ class CostModel:
         match: PromptMatch,
         now_s: float,
     ) -> list[Candidate]:
-        """Price each of `members` as a Candidate; `waits_ms` and `slower` are from their Survey."""
+        """Price each of `members` as a Candidate; `waits_ms` and `slower` are from their FleetSurvey."""
         size, holders, candidates, alone = match.size, self._index.holders, [], self._fleet.is_only_sender
         prompt_tokens, ratio, answer = size.prompt_tokens, size.pool_bytes_per_token, match.answer_tokens
         stored, depths = match.stored, match.depths

@@ -53,8 +53,8 @@ class Rendering:
 
 
 def for_vllm(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) -> Rendering:
-    """Return the rendering inputs of vLLM. `defaults` are the server's own template kwargs. Raises Unfit for requests
-    that the engine would refuse."""
+    """Return the rendering inputs of vLLM. `defaults` are the server's own template kwargs. Raises
+    UnsupportedForTemplate for requests that the engine would refuse."""
     messages = given.messages or []
     if given.api == "messages" and traits.system_first:
         messages = _system_merged(messages)
@@ -194,7 +194,7 @@ def _join_text(content: str | list[dict[str, Any]]) -> str:
 
 def for_sglang(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) -> Rendering:
     """Return the rendering inputs of SGLang, for chat completions only: the conversion of its other APIs to a chat has
-    not been checked. Raises Unfit."""
+    not been checked. Raises UnsupportedForTemplate."""
     if given.api != "chat":
         raise UnsupportedForTemplate(f"sglang {given.api}")
     messages = [_sglang_message(message, parts=traits.parts) for message in given.messages or []]

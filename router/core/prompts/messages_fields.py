@@ -113,8 +113,8 @@ def to_function(tool: Tool) -> dict[str, Any]:
 
 
 def system_text(blocks: list[Block]) -> str:
-    """Return the text of a system prompt, without the line that Claude Code changes with every request. Raises Unfit if
-    tools change within the conversation."""
+    """Return the text of a system prompt, without the line that Claude Code changes with every request. Raises
+    UnsupportedForTemplate if tools change within the conversation."""
     if any(block.type in ("tool_addition", "tool_removal") for block in blocks):
         raise UnsupportedForTemplate("tools that change within a conversation")
     texts = [block.text for block in blocks if block.type == "text" and block.text]

@@ -175,8 +175,8 @@ def _completion(fields: ChatBody) -> TemplateInput:
 
 
 def pack_ids(ids: Sequence[Any]) -> bytes:
-    """Return token ids as uint32 little-endian. Raises Unfit for an empty list, for several prompts, and for invalid
-    ids."""
+    """Return token ids as uint32 little-endian. Raises UnsupportedForTemplate for an empty list, for several prompts,
+    and for invalid ids."""
     if set(map(type, ids)) != {int}:
         raise UnsupportedForTemplate("token ids")
     try:
@@ -189,7 +189,8 @@ def pack_ids(ids: Sequence[Any]) -> bytes:
 
 
 def template_kwargs(raw: Raw) -> dict[str, Any]:
-    """Return `chat_template_kwargs`. Raises Unfit if they would change more than the template's variables."""
+    """Return `chat_template_kwargs`. Raises UnsupportedForTemplate if they would change more than the template's
+    variables."""
     kwargs = _decode_object(raw) if json_fields.has_value(raw) else {}
     if RESERVED & kwargs.keys():
         raise UnsupportedForTemplate("chat_template_kwargs")
@@ -215,7 +216,7 @@ def chat_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_text(part: object) -> None:
-    """Check that this part of a content is text. Raises Unfit."""
+    """Check that this part of a content is text. Raises UnsupportedForTemplate."""
     if isinstance(part, str):
         return
     if not isinstance(part, dict) or "uuid" in part:

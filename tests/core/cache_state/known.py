@@ -17,7 +17,7 @@ BLOCK = 16
 
 @dataclass
 class World:
-    """A Knowledge whose callbacks are remembered."""
+    """A EventIndex whose callbacks are remembered."""
 
     bytes_max: int = 1 << 30
     tiers: bool = True

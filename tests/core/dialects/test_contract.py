@@ -76,7 +76,7 @@ ANYTHING: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
 )
 @settings(deadline=None, max_examples=examples(60))
 def test_no_body_breaks_the_parser(path: str, part: bytes | str) -> None:
-    """Whatever stands in a field, the answer is an Ask or InvalidBody."""
+    """Whatever stands in a field, the answer is an RequestSpec or InvalidBody."""
     value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
     needed, fields = ANYTHING[path]
     for field in fields:

@@ -26,7 +26,7 @@ def keys(group: int, blocks: int) -> list[int]:
 
 
 class Several:
-    """Routers by name, each with its Sharing."""
+    """Routers by name, each with its PeerSyncCore."""
 
     def __init__(self, *names: str, replicas: int = 3, limits: SharingLimits = SharingLimits()) -> None:  # noqa: B008 - frozen
         self.ids = [f"http://r{n}" for n in range(replicas)]

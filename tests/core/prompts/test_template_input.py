@@ -110,7 +110,8 @@ def replaced(value: Any, at: tuple[Any, ...], by: object) -> Any:
 
 @for_all(st.sampled_from(token_requests.ALL), st.data(), JSON)
 def test_no_body_is_an_exception(request_: token_requests.Request, data: st.DataObject, by: object) -> None:
-    """Whatever stands in a body in place of what should, reading and fitting it ends in a prompt, in None or Unfit."""
+    """Whatever stands in a body in place of what should, reading and fitting it ends in a prompt, in None or
+    UnsupportedForTemplate."""
     _, path, body = request_
     found = read(path, replaced(body, data.draw(st.sampled_from(places(body))), by))
     if found is None or found.messages is None:

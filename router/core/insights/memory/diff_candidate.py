@@ -17,8 +17,8 @@ SKETCHED_BYTES_MIN = 4 << 10  # shortest first user message that is searched for
 class DiffCandidate(Text):
     """A prompt that the fast path does not recognise.
 
-    If it is `comparable`, `before` and `after` must be compared after `read`, and the result passed to the Watcher. If
-    it `lacks` its beginning, it must be looked up again with its whole text.
+    If it is `comparable`, `before` and `after` must be compared after `read`, and the result passed to the
+    PromptTracker. If it `lacks` its beginning, it must be looked up again with its whole text.
     """
 
     sighting: PromptAnalysis

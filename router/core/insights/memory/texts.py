@@ -28,7 +28,7 @@ from router.core.prompts.canonical import RS
 KEY_BYTES = 125  # one entry of a dict: its slot, its key
 RECORD_BYTES = 420  # one record without its text
 FORK_BYTES = 90  # one continuation, without its text; a place in two lists
-FORKS_BYTES = 400  # one Siblings, which leads to several records
+FORKS_BYTES = 400  # one ChildEdges, which leads to several records
 LINKS_MAX = 128  # consecutive records: a longer chain is made whole, so that it is walked and freed quickly
 SWEEP_RATIO = 3  # entries freed for each that is kept
 RUN_SIBLINGS_MAX = 512  # siblings in one run: a longer run is cut in two

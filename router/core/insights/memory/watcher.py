@@ -4,7 +4,7 @@ Most prompts continue at the end of an earlier one, or begin a new conversation 
 comparison. Others are *suspect*: they differ within the text of their earlier prompts, or before the first user
 message. The earlier prompt is found by the parts that stay the same: messages after the difference, the session that
 the client names, the text up to the difference, lines of the template. The two are compared within a budget
-(core/insights/difference/compare.py). The result is passed to the Watcher, and only then is the prompt kept.
+(core/insights/difference/compare.py). The result is passed to the PromptTracker, and only then is the prompt kept.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ TOOLS = [
 
 
 class Seeing:
-    """A Watcher, and whoever compares for it."""
+    """A PromptTracker, and whoever compares for it."""
 
     def __init__(self, memory_bytes_max: int = 8 << 20, *, excerpts: bool = False) -> None:
         self.watcher = PromptTracker(memory_bytes_max, 1 << 20, 16, excerpts=excerpts, seed=9)
