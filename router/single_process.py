@@ -96,7 +96,8 @@ class RouterServer:
 
 
 class FrontendGroup:
-    """All frontends of this process, with their shared request handling, as the hub sees them (placer.Edges)."""
+    """All frontends of this process, with their shared request handling, as the control plane sees them
+    (placement_api.Frontends)."""
 
     def __init__(self, desk: IngressContext, faces: list[HttpFrontend | ExtProcFrontend]) -> None:
         self._desk = desk

@@ -1,4 +1,4 @@
 """A trace over HTTP: `run` sends it and makes the row, `command` is its command line, `demo` compares two policies.
 
-`faces` compares the two frontends, and `routers` compares one router with several.
+`frontends` compares the two frontends, and `routers` compares one router with several.
 """

@@ -98,7 +98,7 @@ class InsightsService:
         self.ledger.know(templates, source)
 
     async def watch(self, templates: Callable[[], Mapping[str, Iterable[Template]]]) -> None:
-        """Poll the data planes for templates (`placer.Edges.templates`) until cancelled."""
+        """Poll the data planes for templates (`placement_api.Frontends.templates`) until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
             for source, changed in templates().items():

@@ -1,10 +1,10 @@
 """The commands `serve`, `check-config`, `make-key`, `top`, `explain` and `audit` of `warmroute`.
 
-main     the command line
-loading  settings from all sources, checked
-extras   the message for a missing library
-parsing  command lines that report their errors with hints
-top/     the dashboard in a terminal
+main           the command line
+config_loader  settings from all sources, checked
+optional_deps  the message for a missing library
+arguments      command lines that report their errors with hints
+top/           the dashboard in a terminal
 explain/ outcome of one request, in words
 audit/   request logs, read offline
 """

@@ -1,4 +1,4 @@
-"""Interface between a hub and its parts. `assembly` makes the parts, `hub` holds them."""
+"""Interface between the control plane and its parts. `wiring` makes the parts, `control_plane` holds them."""
 
 from __future__ import annotations
 

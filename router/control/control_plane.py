@@ -1,7 +1,7 @@
-"""Control plane: index, probes, events, metrics and admin pages. One hub serves all frontends (placement_api.py).
+"""Control plane: index, probes, events, metrics and admin pages. It serves all frontends (placement_api.py).
 
-Parts are made in `wiring`. The `roster` handles replicas that join and leave. This module has the hub's lifecycle and
-its notifications.
+Parts are made in `wiring`. `replica_lifecycle` handles replicas that join and leave. This module has the lifecycle of
+the control plane and its notifications.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Except for the calls of requests (http/) and prewarming, this is the only package that connects to engines. It passes
 its observations to the Router.
 
-discovery/    the set of replicas
-probe         health, models and load of replicas
-metrics_page  reader of `/metrics`, shared by probe and ranks
-ranks         number of data-parallel ranks of a server
-kv_events/    blocks in replicas' caches, from their KV events
-announce      requests that make a replica report its cached blocks again
-peers         checks that an engine accepts requests of its peers, for P2P KV transfer
-hands         checks of KV connectors, for disaggregated prefill
-pairs         warm-up of pairs of a prefilling and a decoding replica
-fetch         session and reader for an engine's own pages
+discovery/      the set of replicas
+probe           health, models and load of replicas
+metrics_page    reader of `/metrics`, shared by probe and ranks
+ranks           number of data-parallel ranks of a server
+kv_events/      blocks in replicas' caches, from their KV events
+replay_trigger  requests that make a replica report its cached blocks again
+p2p_prober      checks that an engine accepts requests of its peers, for P2P KV transfer
+kv_connectors   checks of KV connectors, for disaggregated prefill
+pair_warmup     warm-up of pairs of a prefilling and a decoding replica
+http_client     session and reader for an engine's own pages
 """

@@ -7,5 +7,5 @@ and bytes per token are learned as from any other request.
 warmer    choice of replicas to warm and the time of warming; defers traffic to them
 jobs      prompts for one replica, and their results
 prefixes  the prompts, from a file or a call
-sending   one prompt to one replica
+sender    one prompt to one replica
 """

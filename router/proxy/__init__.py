@@ -1,16 +1,16 @@
 """HTTP data plane. It receives client requests, places and forwards them, and relays the answers.
 
-This package reaches the placement layer through `placer.Placer` and never imports `router.control` (a contract in
-pyproject.toml). It is therefore the same with one process and with many. Requests are parsed in `reading`, which the
-gateway frontend uses too.
+This package reaches the placement layer through `placement_api` and never imports `router.control` (a contract in
+pyproject.toml). Requests are parsed in `ingress`, which the ext_proc frontend uses too.
 
-edge          owns the parts and the listener
-routes        dispatches requests by path: to an engine, to one of the router's pages or to a 404
-preflights    forwards CORS preflights to engines if the router has no list of origins
-proxy         main flow of one request to an engine
-attempts      placement, call and retries until an answer has begun (limited by retry_budget)
-legs          disaggregated prefill with a prefill replica and a decode replica
-early         streams that begin with events sent before any GPU work
-continuing    stream failover after a break or before a replica leaves
-relay         copies the answer's bytes from engine to client
+http_frontend    owns the parts and the listener
+routes           dispatches requests by path: to an engine, to one of the router's pages or to a 404
+preflights       forwards CORS preflights to engines if the router has no list of origins
+http_proxy       main flow of one request to an engine
+attempts         placement, call and retries until an answer has begun (limited by retry_budget)
+disagg_prefill   disaggregated prefill with a prefill replica and a decode replica
+disagg_request   state of such a request; foreign_hosts checks the hosts in its prefill answer
+preamble_events  streams that begin with events sent before any GPU work
+stream_failover  stream failover after a break or before a replica leaves
+relay            copies the answer's bytes from engine to client
 """

@@ -1,14 +1,15 @@
 """Metrics, logs and traces. This package makes no decision. No log line, series or span contains text of a prompt, of
 an answer or of a key.
 
-    record          facts of one request; metrics, logs and traces are made from it when the request ends
-    catalogue       names of all counters and histograms
-    tallies         counters and histograms, made of series; metrics/ renders them for Prometheus, pushing sends them
-    gen_ai, epp     the same under OpenTelemetry's names and those of endpoint pickers
-    engine_count    engines' own cache counters, applied to answers without a count of cached tokens
-    process_counts  totals of all processes of one router; stalls measures the delays of their event loops
-    logs            log lines; log_output takes them from the logging module, log_writer writes them in a thread
-    spans           spans of a trace; tracing exports them, trace_context reads and writes W3C headers
-    build           the running build: version, native code or not, commit
-    envelope        origin of a document of measurements
+    record           facts of one request; metrics, logs and traces are made from it when the request ends
+    catalogue        names of all counters and histograms
+    counters         counters and histograms, made of series; metrics/ renders them for Prometheus
+    otlp_metrics     pushes them
+    gen_ai, epp      the same under OpenTelemetry's names and those of endpoint pickers
+    engine_hit_rate  engines' own cache counters, applied to answers without a count of cached tokens
+    process_totals   totals of all processes of one router; loop_lag measures the delays of their event loops
+    logs             log lines; log_output takes them from the logging module, log_writer writes them in a thread
+    spans            spans of a trace; tracing exports them, trace_context reads and writes W3C headers
+    build            the running build: version, native code or not, commit
+    report_header    origin of a document of measurements
 """

@@ -1,7 +1,7 @@
-"""Totals of all processes of one router: the process of the control plane (the hub), and the data planes (the edges).
+"""Totals of all processes of one router: the process of the control plane, and the data planes.
 
-Data planes report growing totals under the names below (`placer.Edges.figures`), which are read when a metrics page is
-made. With several workers, each worker also counts for its whole process, under the same names.
+Data planes report growing totals under the names below (`placement_api.Frontends.counters`), which are read when a
+metrics page is made. With several workers, each worker also counts for its whole process, under the same names.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -35,4 +36,21 @@ def test_files_that_are_named_are_there(top: str) -> None:
             if not known and not OTHERS.search(passage.text):
                 unknown.append(f"{passage.path.relative_to(prose.ROOT)}:{passage.line}: {path}")
     assert named > 3
+    assert not unknown
+
+
+ROW = re.compile(r"^(?: {4})?((?:[a-z_0-9]+/?, )*[a-z_0-9]+/?) {2,}\S", re.MULTILINE)
+
+
+@pytest.mark.parametrize("top", ["router", "loadtest"])
+def test_packages_list_their_modules(top: str) -> None:
+    """The rows of a package's docstring begin with modules and packages that are there."""
+    listed, unknown = 0, []
+    for init in (prose.ROOT / top).rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        there = {path.stem for path in init.parent.iterdir()}
+        rows = [row.replace("/", "").split(", ") for row in ROW.findall(docstring)]
+        listed += len(rows)
+        unknown += [f"{init.relative_to(prose.ROOT)}: {name}" for row in rows for name in row if name not in there]
+    assert listed > 50
     assert not unknown

@@ -204,8 +204,8 @@ class EventIndex:
         return known.engine.pages() if known is not None else iter(())
 
     def reset_to(self, replica: str, shape: EngineShape) -> None:
-        """Forget the replica's reports and start from another process's state; `take_in` adds its blocks. No block is
-        credited before the stream sets its grade. Raises UnreadableState."""
+        """Forget the replica's reports and start from another process's state; `import_page` adds its blocks. No block
+        is credited before the stream sets its grade. Raises UnreadableState."""
         if self._gpu_only and any(medium != GPU for medium, _ in shape.places):
             raise UnreadableState("it counts what is behind the GPU, which does not count here (tiers.enabled)")
         known = self._get_or_create(replica)

@@ -1,17 +1,17 @@
 """Sources of replicas. A discovery yields *complete sets*; only Fleet.replace compares them with the previous set.
 
-static      replicas of the settings, and those added at run time
-dns         addresses of a name
-kubernetes  pods of namespaces, or members of InferencePools
-pod_watch   lists and watches of pods or pools
-pods        selection of the pods that are replicas
-stacks      serving stacks that are recognized by their pods' labels
-pool_watch  one InferencePool and its pods
-pools       decoded InferencePools
-objects     decoded state of one list and watch
-api_client  requests to the API server
-together    union of all discoveries
-sources     the discovery that the settings name
+static           replicas of the settings, and those added at run time
+dns              addresses of a name
+kubernetes       pods of namespaces, or members of InferencePools
+informer         lists and watches of pods or pools
+pods             selection of the pods that are replicas
+known_stacks     serving stacks that are recognized by their pods' labels
+pool_informer    one InferencePool and its pods
+pools            decoded InferencePools
+object_cache     decoded state of one list and watch
+api_client       requests to the API server
+combined_source  union of all discoveries
+factory          the discovery that the settings name
 
 To add a discovery: a file here with a class that has `source`, `watch` and `status`, its name in SOURCES, and a line in
 factory.py (docs/extend/discovery.md).

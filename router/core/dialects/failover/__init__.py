@@ -5,11 +5,11 @@ replica gets both as a prompt of ids, and its output is appended to the text sen
 If ids are not reported, the text itself is sent to be continued, and may be tokenised differently. That is approximate,
 and only done for requests that allow it.
 
-plan      requests that may be continued, and the body of the next request
-carried   text and ids that a stream of OpenAI's APIs has sent so far
-resumed   the next replica's events, rewritten as if the first one had sent them
-by_text   chats that are continued by their text
-messages  Messages, which become such a chat
+plan           requests that may be continued, and the body of the next request
+recorder       text and ids that a stream of OpenAI's APIs has sent so far
+stitcher       the next replica's events, rewritten as if the first one had sent them
+by_text        chats that are continued by their text
+messages_plan  Messages, which become such a chat
 """
 
 from __future__ import annotations
