@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from router.core.placement.policies.warm import price_terms
 from router.core.types.misses import Difference, MissReason
-from router.core.types.placements import Candidate
+from router.core.types.placements import Candidate, Receipt
 from router.placement_api import RequestPrincipal
 from router.telemetry.record import CAUSE, RequestRecord
 
@@ -70,7 +71,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
         "predicted_ttft_p90_s": receipt and receipt.ttft_p90_ms and round(receipt.ttft_p90_ms / 1e3, 4),
-        "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
+        "candidates": [_candidate(c, receipt) for c in receipt.candidates] if receipt else [],
         "weighed": receipt.weighed if receipt else 0,
         **_render_misses(record),
         "repairs": record.repairs,
@@ -119,11 +120,29 @@ def _difference(difference: Difference) -> Row:
     return {**row, "piece_hash": named}
 
 
-def _candidate(candidate: Candidate) -> Row:
+def _candidate(candidate: Candidate, receipt: Receipt) -> Row:
     row = fields_of(candidate)
     del row["moved"]
     row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+    terms = _price_terms(candidate, receipt)
+    if terms:
+        row["price_ms"] = sum(terms.values())
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()} | {
+        "price_terms": {name: round(value, 2) for name, value in terms.items()}
+    }
+
+
+def _price_terms(candidate: Candidate, receipt: Receipt) -> dict[str, float]:
+    """Return the terms that add up to a candidate's price; none if the policy compared no prices, or not this one.
+
+    The chosen candidate of a P2P transfer has the terms that are left with it, and the time of the transfer.
+    """
+    if receipt.weights is None or not candidate.price_ms:
+        return {}
+    terms = price_terms(candidate, receipt.weights)
+    if receipt.pull is not None and candidate.id == receipt.replica:
+        terms["transfer_ms"] = receipt.pull.fetch_ms
+    return terms
 
 
 def fields_of(record: msgspec.Struct) -> Row:

@@ -37,7 +37,7 @@ from router.core.placement.filters import filter_members, refusal
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import DisaggPolicy, Policy, PullPolicy, RingOrdered
+from router.core.placement.policies import DisaggPolicy, Policy, PricingPolicy, PullPolicy, RingOrdered
 from router.core.placement.prefix_match import Matcher, PromptMatch
 from router.core.placement.receipts import reason_of, take_pull, trim_candidates
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
@@ -153,6 +153,7 @@ class Router:
         self._ids_of_last: tuple[list[ReplicaState], dict[str, None]] = ([], {})
         self._near = policy.order_by_ring if isinstance(policy, RingOrdered) else None
         self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
+        self._weigh = policy.weigh if isinstance(policy, PricingPolicy) else None
         self._two_legs = DisaggLeases(self.fleet, self.fitness, self.first_token, self.finish)
         splitting = policy if isinstance(policy, DisaggPolicy) else None
         self._splitter = (
@@ -342,6 +343,7 @@ class Router:
         if match.credit is not None:
             self._credits.take(match.credit, now_s)
         receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
+        receipt.weights = self._weigh(market) if self._weigh is not None else None
         receipt.weighed = market.replicas
         if chosen.tier_tokens and split is None:
             receipt.brought = ExternalKv(chosen.tier_tokens)

@@ -86,6 +86,16 @@ class ExternalKv(Struct, gc=False):
     leg: PrefillStage | None = None  # the replica that prefills the prompt; None: the decoding replica itself
 
 
+class PriceWeights(Struct, gc=False):
+    """Weights of a price's terms, the same for all candidates of one placement (policies/warm.py)."""
+
+    per_wait_ms: float  # load per millisecond of waiting
+    unit_ms: float  # largest delay of a request in the queue that is counted
+    load_max: float
+    again: float  # weight of a millisecond of `evicted_again`
+    decoding: float  # weight of a millisecond of decoding
+
+
 class Candidate(Struct, gc=False):
     """One replica that may take the request, with the cost of a placement there. Times are milliseconds."""
 
@@ -243,6 +253,7 @@ class Receipt(Struct, gc=False):
     ttft_p90_ms: float = 0.0  # predicted 90th percentile of the same time
     weighed: int = 0  # number of candidates that were priced
     brought: ExternalKv | None = None  # None: all of `predicted_cached_tokens` is on the GPU
+    weights: PriceWeights | None = None  # weights of the prices of `candidates`; None if the policy compares no prices
 
     @property
     def predicted_tier_tokens(self) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.placement.policies import POLICIES, Policy
-from router.core.placement.policies.warm import DECODING, DEFER_RATIO, Warm, Weights, price
+from router.core.placement.policies.warm import DECODING, DEFER_RATIO, Warm, price, price_terms, weigh
 from router.core.placement.ring import Ring
 from router.core.types.placements import Candidate, Confidence, PlacementContext, PolicyDecision
 from tests.support.examples import examples
@@ -52,7 +52,7 @@ def whole(asked: PlacementContext, candidates: Sequence[Candidate]) -> Placement
 
 def price_of(c: Candidate, asked: PlacementContext) -> float:
     """As `warm` has it."""
-    return price(c, Weights.from_context(asked))
+    return price(c, weigh(asked))
 
 
 FLEETS = st.lists(
@@ -142,6 +142,14 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
 
 
 @given(asked=QUESTIONS, candidates=FLEETS)
+def test_the_terms_of_a_price_add_up_to_it(asked: PlacementContext, candidates: list[Candidate]) -> None:
+    """All terms that are shown are those of the price, weighted as the price weights them."""
+    weights = Warm().weigh(whole(asked, candidates))
+    for c in candidates:
+        assert sum(price_terms(c, weights).values()) == pytest.approx(price(c, weights))
+
+
+@given(asked=QUESTIONS, candidates=FLEETS)
 @settings(deadline=None)
 def test_warm_never_leaves_the_tie_band(asked: PlacementContext, candidates: list[Candidate]) -> None:
     """Neither the ring nor a home nor a holder overrides a price outside the band; alone in it is no tie. What may be
@@ -150,7 +158,7 @@ def test_warm_never_leaves_the_tie_band(asked: PlacementContext, candidates: lis
     prices = {c.id: price_of(c, asked) for c in candidates}
     if choice.guessed:
         (guess,) = (c for c in candidates if c.id == choice.id)
-        decoding_ms = Weights.from_context(asked).decoding * DECODING * (guess.decode_ms + guess.slowed_ms)
+        decoding_ms = weigh(asked).decoding * DECODING * (guess.decode_ms + guess.slowed_ms)
         unsaved_ms = max(guess.pending_ms, guess.kv_wait_ms) + decoding_ms
         saved_ms = asked.other_router_probability * (prices[guess.id] - unsaved_ms + guess.uncached_ms)
         assert prices[guess.id] - saved_ms - min(prices.values()) <= asked.tie_ms + 1e-6

@@ -10,7 +10,7 @@ import pytest
 
 from router.core.fleet.disagg_pairs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
 from router.core.placement.policies import DisaggPolicy
-from router.core.placement.policies.warm import Weights
+from router.core.placement.policies.warm import weigh_stages
 from router.core.types.disagg_types import Role
 from router.core.types.placements import Candidate, DisaggPlan, EndReason, PlacementContext, Shed
 from router.core.types.requests import Priority
@@ -183,11 +183,7 @@ def test_a_queue_before_the_prefill_is_that_of_all_who_may_take_it() -> None:
     fleet.place(9)
     assert sorted(asked.waits_ms) == pytest.approx(sorted(waits_ms))
     market = PlacementContext("", 100.0, 1_000.0, 0.0)
-    assert (
-        Weights.from_prefill_waits(market, asked.waits_ms).decoding
-        < 0.5
-        < Weights.from_prefill_waits(market, [0.0] * 16).decoding
-    )
+    assert weigh_stages(market, asked.waits_ms).decoding < 0.5 < weigh_stages(market, [0.0] * 16).decoding
 
 
 def test_a_prefill_replica_that_comes_back_starts_slowly() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from router.core.types.placements import Candidate, DisaggPlan, PlacementContext, PolicyDecision, Pull
+from router.core.types.placements import Candidate, DisaggPlan, PlacementContext, PolicyDecision, PriceWeights, Pull
 
 
 class Policy(Protocol):
@@ -25,6 +25,14 @@ class PullPolicy(Protocol):
 
     def pulls(self, market: PlacementContext, chosen: Candidate, pull: Pull) -> bool:
         """True if the P2P transfer costs less than computing these tokens on the chosen replica."""
+
+
+@runtime_checkable
+class PricingPolicy(Protocol):
+    """A policy that compares prices, which are sums of weighted terms."""
+
+    def weigh(self, market: PlacementContext) -> PriceWeights:
+        """Return the weights of the terms in this placement, the same for all candidates."""
 
 
 class TransferTimes(Protocol):

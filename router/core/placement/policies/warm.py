@@ -63,11 +63,17 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf
 
-from msgspec import Struct
-
 from router.core.placement.policies.policy import TransferTimes
 from router.core.placement.ring import Ring, load_bound
-from router.core.types.placements import Candidate, Confidence, DisaggPlan, PlacementContext, PolicyDecision, Pull
+from router.core.types.placements import (
+    Candidate,
+    Confidence,
+    DisaggPlan,
+    PlacementContext,
+    PolicyDecision,
+    PriceWeights,
+    Pull,
+)
 
 DECODING = 0.5  # share of an answer's imbalance that counts: it shrinks to nothing during the answer
 WEIGHT_LEAST = 0.3  # least weight of a millisecond after the first token, with one replica
@@ -104,10 +110,14 @@ class Warm:
             choice.hold_back = any(would_thrash(c, market) for c in candidates if c.id == choice.id)
         return choice
 
+    def weigh(self, market: PlacementContext) -> PriceWeights:
+        """Return the weights of the prices in `choose`; `price_terms` gives the terms of each."""
+        return weigh(market)
+
     def pulls(self, market: PlacementContext, chosen: Candidate, pull: Pull) -> bool:
         """True if the transfer costs less than it saves: this request's prefill, and the delays that the prefill
         causes."""
-        weights = Weights.from_context(market)
+        weights = weigh(market)
         waited_ms = max(chosen.pending_ms, chosen.kv_wait_ms)
         saved_ms = chosen.uncached_ms - pull.uncached_ms
         delays_ms = min(chosen.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms)
@@ -118,9 +128,9 @@ class Warm:
     def may_split(self, market: PlacementContext, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
         """True if a pair can save more than the tie band. This alone decides for a request that is mostly cached. A
         queue before the prefill reduces the weight of decoding, at most to 0, and may make a wait count in full."""
-        most = Weights.from_context(market)
+        most = weigh(market)
         most.load_max = inf
-        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
+        least = PriceWeights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
         for weights in (most, least):
             answer_ms = min([answer_price(each, weights) for each in decode], default=inf)
             if price(chosen, weights) - answer_ms > market.tie_ms:
@@ -140,7 +150,7 @@ class Warm:
     ) -> DisaggPlan | None:
         """Return the cheapest of a few pairs if it is cheaper than one replica by more than the tie band. With `must`
         return it in any case."""
-        weights, tie_ms = Weights.from_prefill_waits(market, waits_ms), market.tie_ms
+        weights, tie_ms = weigh_stages(market, waits_ms), market.tie_ms
         whole_ms, answers = price(chosen, weights), [(answer_price(c, weights), n) for n, c in enumerate(decode)]
         if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
             return None
@@ -153,7 +163,7 @@ class Warm:
         return best if best is not None and (must or best.price_ms < whole_ms - tie_ms) else None
 
     def _first_legs(
-        self, market: PlacementContext, prefill: Sequence[Candidate], weights: Weights
+        self, market: PlacementContext, prefill: Sequence[Candidate], weights: PriceWeights
     ) -> list[tuple[float, Candidate]]:
         """Return the few replicas with the cheapest prefill and their prices, in that order. Replicas within the tie
         band of the cheapest are in the order of the ring."""
@@ -164,7 +174,7 @@ class Warm:
 
     def _cheapest(self, market: PlacementContext, candidates: Sequence[Candidate]) -> PolicyDecision:
         # One loop over the candidates: a comprehension for each of its results would take twice as long.
-        longest, cheapest, weights, tie_ms = 0, inf, Weights.from_context(market), market.tie_ms
+        longest, cheapest, weights, tie_ms = 0, inf, weigh(market), market.tie_ms
         for c in candidates:
             c.price_ms = price_ms = price(c, weights)
             if price_ms < cheapest:
@@ -207,7 +217,7 @@ class Warm:
         return [some[id_] for id_ in ids if id_ in some]
 
     def _guess(
-        self, candidates: Sequence[Candidate], market: PlacementContext, weights: Weights, longest: int
+        self, candidates: Sequence[Candidate], market: PlacementContext, weights: PriceWeights, longest: int
     ) -> tuple[Candidate, float] | None:
         """Return the ring place of a prompt that is mostly not known to be cached, and its price less the work probably
         saved there. Return None if most of the prompt is cached, or if the place's events are exact."""
@@ -296,41 +306,48 @@ def would_thrash(candidate: Candidate, market: PlacementContext) -> bool:
     return candidate.evicted_ms + candidate.evicted_again_ms > DEFER_RATIO * candidate.uncached_ms
 
 
-class Weights(Struct, gc=False):
-    """Weights of the price's terms, the same for all candidates of one placement."""
-
-    per_wait_ms: float  # load per millisecond of waiting
-    unit_ms: float  # largest delay of a request in the queue that is counted
-    load_max: float
-    again: float  # weight of a millisecond of `evicted_again`
-    decoding: float  # weight of a millisecond of decoding
-
-    @staticmethod
-    def from_context(market: PlacementContext) -> Weights:
-        """Return the weights for this placement context."""
-        streams = market.in_flight / market.replicas if market.replicas else 0.0
-        weight = max(WEIGHT_LEAST, 1 / (1 + streams))
-        backlog = market.backlog
-        return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, weight)
-
-    @staticmethod
-    def from_prefill_waits(market: PlacementContext, waits_ms: Sequence[float]) -> Weights:
-        """Return the weights for disaggregated prefill by replicas with these waits.
-
-        Their queues count like those of the fleet. Streams that a prefill would stall count in full if no prefill
-        waits: later arrivals even out an imbalance of streams, but not a stall.
-        """
-        weights = Weights.from_context(market)
-        weights.decoding = 1.0
-        if waits_ms and max(waits_ms):
-            backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
-            weights.load_max = max(weights.load_max, backlog)
-            units = sorted(waits_ms)[(len(waits_ms) - 1) // 2] / market.unit_ms
-            weights.decoding = 1 / (1 + PREFILL_QUEUE_SLOPE * units)
-        return weights
+def weigh(market: PlacementContext) -> PriceWeights:
+    """Return the weights for this placement context."""
+    streams = market.in_flight / market.replicas if market.replicas else 0.0
+    weight = max(WEIGHT_LEAST, 1 / (1 + streams))
+    backlog = market.backlog
+    return PriceWeights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, weight)
 
 
-def price(candidate: Candidate, weights: Weights) -> float:
+def weigh_stages(market: PlacementContext, waits_ms: Sequence[float]) -> PriceWeights:
+    """Return the weights for disaggregated prefill by replicas with these waits.
+
+    Their queues count like those of the fleet. Streams that a prefill would stall count in full if no prefill waits:
+    later arrivals even out an imbalance of streams, but not a stall.
+    """
+    weights = weigh(market)
+    weights.decoding = 1.0
+    if waits_ms and max(waits_ms):
+        backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
+        weights.load_max = max(weights.load_max, backlog)
+        units = sorted(waits_ms)[(len(waits_ms) - 1) // 2] / market.unit_ms
+        weights.decoding = 1 / (1 + PREFILL_QUEUE_SLOPE * units)
+    return weights
+
+
+def price_terms(candidate: Candidate, weights: PriceWeights) -> dict[str, float]:
+    """Return the terms of a candidate's price, as they are weighted: milliseconds that add up to `price`."""
+    waited_ms, uncached_ms, decoding = wait_ms(candidate), candidate.uncached_ms, weights.decoding
+    load = min(waited_ms * weights.per_wait_ms, weights.load_max)
+    return {
+        "wait_ms": waited_ms,
+        "uncached_ms": uncached_ms,
+        "load_ms": load * min(uncached_ms, weights.unit_ms),
+        "room_ms": candidate.room_ms,
+        "evicted_ms": candidate.evicted_ms,
+        "evicted_again_ms": weights.again * candidate.evicted_again_ms,
+        "stalled_ms": decoding * candidate.stalled_ms,
+        "decode_ms": decoding * DECODING * candidate.decode_ms,
+        "slowed_ms": decoding * DECODING * candidate.slowed_ms,
+    }
+
+
+def price(candidate: Candidate, weights: PriceWeights) -> float:
     """Return the milliseconds that this request and others wait, by the formula above."""
     # wait_ms() inlined: a call for every candidate of every request would be measurable
     waited_ms = candidate.pending_ms
@@ -352,7 +369,7 @@ def price(candidate: Candidate, weights: Weights) -> float:
     )
 
 
-def prefill_price(candidate: Candidate, weights: Weights) -> float:
+def prefill_price(candidate: Candidate, weights: PriceWeights) -> float:
     """Return the part of a price that belongs to a prefill stage: its wait, and its cost to other requests on the
     replica."""
     waited_ms, uncached_ms = wait_ms(candidate), candidate.uncached_ms
@@ -367,7 +384,7 @@ def prefill_price(candidate: Candidate, weights: Weights) -> float:
     )
 
 
-def answer_price(candidate: Candidate, weights: Weights) -> float:
+def answer_price(candidate: Candidate, weights: PriceWeights) -> float:
     """Return the part of a price that belongs to a decode stage, without its wait, which the prefill may cover."""
     return (
         candidate.room_ms
