@@ -55,6 +55,7 @@ from router.core.types.placements import (
     PlacementContext,
     PlacementReason,
     PolicyDecision,
+    PriceWeights,
     Receipt,
 )
 from router.core.types.replicas import Replica
@@ -342,8 +343,8 @@ class Router:
             self.models.tokens(wanted.model or "").count_credit()
         if match.credit is not None:
             self._credits.take(match.credit, now_s)
-        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
-        receipt.weights = self._weigh(market) if self._weigh is not None else None
+        weights = self._weigh(market) if self._weigh is not None else None
+        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split, weights)
         receipt.weighed = market.replicas
         if chosen.tier_tokens and split is None:
             receipt.brought = ExternalKv(chosen.tier_tokens)
@@ -521,6 +522,7 @@ class Router:
         exclude: frozenset[str],
         full: Collection[str],
         split: DisaggPlan | None,
+        weights: PriceWeights | None,
     ) -> tuple[Receipt, str]:
         """Return the receipt, which states why a replica with more of the prompt was not chosen, and the id of that
         replica (or ""). With disaggregated prefill the prompt is computed by the prefill stage's replica, whatever the
@@ -532,7 +534,7 @@ class Router:
             computing, reason = split.prefill, reason if reason is PlacementReason.RETRY else PlacementReason.SPLIT
         whole_ms = computing.price_ms
         tokens, cached = match.size.prompt_tokens, computing.cached_tokens
-        receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few)
+        receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few, weights=weights)
         if match.depths or match.stored:
             elsewhere, only_prefill = self._pricer.holders_outside(members, match), self.fleet.prefillers.keys()
             if split is not None and self._splitter is not None and only_prefill:
@@ -541,7 +543,14 @@ class Router:
             if split is not None:
                 computing.price_ms = split.price_ms  # the price that a holder is compared with
             if it := spill(
-                computing, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full, role=only_prefill
+                computing,
+                candidates,
+                reason,
+                elsewhere=elsewhere,
+                exclude=exclude,
+                full=full,
+                role=only_prefill,
+                weights=weights,
             ):
                 receipt.spill, receipt.spilled_tokens, holder = it.cause.value, it.tokens, it.holder
             computing.price_ms = whole_ms

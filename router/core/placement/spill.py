@@ -8,8 +8,7 @@ the largest excess over the chosen replica:
 - `speed`: the holder takes longer for fewer tokens
 - `crowd`: too many answers already decode there
 
-A price is a sum, so its terms are compared in milliseconds, as every policy adds them up. The part of the price
-difference that no other term explains is decode contention.
+The terms are those of the price, as it weights them (policies/warm.py): `explain` shows the same ones.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from router.core.types.placements import Candidate, PlacementReason
+from router.core.placement.policies.warm import price_terms
+from router.core.types.placements import Candidate, PlacementReason, PriceWeights
 
 
 class SpillCause(StrEnum):
@@ -55,6 +55,7 @@ def spill(
     exclude: Collection[str] = (),
     full: Collection[str] = (),
     role: Collection[str] = (),
+    weights: PriceWeights | None = None,
 ) -> Spill | None:
     """Return the reason for a placement away from the longest holder, or None if no replica holds more than the chosen
     one.
@@ -63,6 +64,7 @@ def spill(
     - `exclude`: those of them that the request was tried on.
     - `full`: those of them without capacity.
     - `role`: those of them that only prefill.
+    - `weights`: those of the prices. None if the policy compares no prices; then each term counts in full.
     """
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
@@ -80,7 +82,8 @@ def spill(
     tokens = most - chosen.cached_tokens
     if reason is PlacementReason.POLICY:
         return Spill(SpillCause.POLICY, tokens, holder.id)
-    return Spill(SpillCause.TIE if reason is PlacementReason.TIE else _dearest(holder, chosen), tokens, holder.id)
+    cause = SpillCause.TIE if reason is PlacementReason.TIE else _dearest(holder, chosen, weights or UNWEIGHTED)
+    return Spill(cause, tokens, holder.id)
 
 
 def _dues(c: Candidate) -> float:
@@ -95,15 +98,28 @@ def _evicted_ms(c: Candidate) -> float:
     return c.evicted_ms + c.evicted_again_ms
 
 
-def _dearest(holder: Candidate, chosen: Candidate) -> SpillCause:
-    terms = [
-        (holder.pending_ms - chosen.pending_ms, SpillCause.QUEUE),
-        (_room_ms(holder) - _room_ms(chosen), SpillCause.KV_SPACE),
-        (_evicted_ms(holder) - _evicted_ms(chosen), SpillCause.EVICTION),
-        (holder.uncached_ms - chosen.uncached_ms, SpillCause.SPEED),
-    ]
-    if holder.price_ms and chosen.price_ms:
-        rest_ms = holder.price_ms - chosen.price_ms - sum(behind_ms for behind_ms, _ in terms)
-        terms.append((rest_ms, SpillCause.CROWD))
-    behind_ms, cause = max(terms)
-    return cause if behind_ms > 0 else SpillCause.POLICY
+def _dearest(holder: Candidate, chosen: Candidate, weights: PriceWeights) -> SpillCause:
+    """Return the cause with the largest excess of the holder's terms over the chosen replica's."""
+    excess_ms = dict.fromkeys(SpillCause, 0.0)
+    for candidate, sign in ((holder, 1.0), (chosen, -1.0)):
+        for name, value_ms in price_terms(candidate, weights).items():
+            cause = _CAUSES[name]
+            if name == "wait_ms" and candidate.kv_wait_ms > candidate.pending_ms:
+                cause = SpillCause.KV_SPACE
+            excess_ms[cause] += sign * value_ms
+    cause = max(excess_ms, key=lambda each: excess_ms[each])
+    return cause if excess_ms[cause] > 0 else SpillCause.POLICY
+
+
+UNWEIGHTED = PriceWeights(per_wait_ms=0.0, unit_ms=0.0, load_max=0.0, again=1.0, decoding=1.0)
+_CAUSES = {
+    "wait_ms": SpillCause.QUEUE,
+    "load_ms": SpillCause.QUEUE,
+    "room_ms": SpillCause.KV_SPACE,
+    "evicted_ms": SpillCause.EVICTION,
+    "evicted_again_ms": SpillCause.EVICTION,
+    "uncached_ms": SpillCause.SPEED,
+    "stalled_ms": SpillCause.CROWD,
+    "decode_ms": SpillCause.CROWD,
+    "slowed_ms": SpillCause.CROWD,
+}

@@ -28,7 +28,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
         ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, SpillCause.KV_SPACE),
         ({"evicted_ms": 900.0, "pending_ms": 100.0}, SpillCause.EVICTION),
         ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, SpillCause.SPEED),
-        ({"pending_ms": 100.0, "price_ms": 9_000.0}, SpillCause.CROWD),
+        ({"pending_ms": 100.0, "decode_ms": 9_000.0}, SpillCause.CROWD),
         ({}, SpillCause.POLICY),
     ],
 )
