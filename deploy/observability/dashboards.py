@@ -79,7 +79,7 @@ def reaching() -> list[tuple[str, str]]:
     """Return the shares of the prompt tokens that reach each stage of the funnel, over the displayed time."""
 
     def tokens_of(labels: str) -> str:
-        return f"sum (increase(warmroute_funnel_tokens_total{{{labels}}}[$__range]))"
+        return f"sum (increase(warmroute_token_fate_total{{{labels}}}[$__range]))"
 
     asked = tokens_of(MODEL)
     lost: list[tuple[TokenFate, ...]] = list(accumulate(FUNNEL_STAGES.values()))
@@ -360,7 +360,7 @@ OVERVIEW = Board(
                     " writes the prompts (/admin/advice). evicted_here, evicted_by_others: enlarge caches."
                     " held_elsewhere: see the spillover below. replica_lost: restarts. tier, pulled, replay and"
                     " genuine are the hits.",
-                    [(rate("warmroute_funnel_tokens_total", "place", MODEL), "{{place}}")],
+                    [(rate("warmroute_token_fate_total", "place", MODEL), "{{place}}")],
                     TOKENS, stack=True, fixed=ENDED,
                 ),
             ]
@@ -625,7 +625,7 @@ REPLICAS = Board(
                     "Blocks held",
                     "Blocks cached on the replica, according to its KV events. A fall to 0 is a restart or a cleared"
                     " cache.",
-                    [(most("warmroute_replica_held_blocks", "replica", REPLICA), EACH)],
+                    [(most("warmroute_replica_cached_blocks", "replica", REPLICA), EACH)],
                 ),
                 Panel(
                     "Blocks estimated",
@@ -806,8 +806,8 @@ REQUESTS = Board(
                     [
                         (
                             ratio(
-                                rate("warmroute_deadlines_total", "priority", MODEL + ',kept="in_time"'),
-                                rate("warmroute_deadlines_total", "priority", MODEL),
+                                rate("warmroute_ttft_deadlines_total", "priority", MODEL + ',kept="in_time"'),
+                                rate("warmroute_ttft_deadlines_total", "priority", MODEL),
                             ),
                             "{{priority}}",
                         )
@@ -919,7 +919,7 @@ REQUESTS = Board(
                     "Differences",
                     "Prompts per second that differ from an earlier prompt before tokens that both contain, by kind of"
                     " change. Each difference makes all tokens after it miss. The router's own page shows the place.",
-                    [(rate("warmroute_differences_total", "change") + " > 0 or vector(0)", "{{change}}")],
+                    [(rate("warmroute_prompt_divergences_total", "change") + " > 0 or vector(0)", "{{change}}")],
                     stack=True,
                 ),
                 Panel(
@@ -936,7 +936,7 @@ REQUESTS = Board(
                 Panel(
                     "Replays",
                     "Requests per second that repeat an earlier prompt exactly.",
-                    [(rate("warmroute_replays_total"), "replays")],
+                    [(rate("warmroute_duplicate_prompts_total"), "replays")],
                     "reqps",
                 ),
             ],
@@ -1136,7 +1136,7 @@ ROUTER = Board(
                     " without the control plane (hub).",
                     [
                         (rate("warmroute_log_lines_dropped_total"), "log lines dropped"),
-                        (rate("warmroute_panic_placements_total"), "panic placements"),
+                        (rate("warmroute_panic_mode_placements_total"), "panic placements"),
                         (rate("warmroute_worker_hub_lost_placements_total"), "hub lost"),
                     ],
                 ),

@@ -313,7 +313,7 @@ ALERTS = (
     ),
     Alert(
         "WarmroutePanicPlacements",
-        "increase(warmroute_panic_placements_total[10m]) > 0",
+        "increase(warmroute_panic_mode_placements_total[10m]) > 0",
         "5m", TICKET,
         "Requests go to replicas that may not be healthy",
         "{{ $labels.instance }} has no other replica left for a model.",
@@ -328,7 +328,7 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteAlone",
-        "warmroute_sharing_whole == 0",
+        "warmroute_peering_connected == 0",
         "2m", TICKET,
         "A router does not receive its own messages through the shared store",
         "{{ $labels.instance }}: the store is down, or cannot be reached from this router. The router decides by"

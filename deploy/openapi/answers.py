@@ -106,7 +106,7 @@ RECEIPTS: dict[str, Part] = {
     },
     "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
     "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
-    "x-warmroute-not-continued": {
+    "x-warmroute-stream-failover-refused": {
         "description": "Why its stream would not go on on another replica, where that is wanted.",
         "schema": text(),
     },
@@ -127,7 +127,7 @@ HINTS: dict[str, Part] = {
         within="header",
     ),
     "continue": asked(
-        "x-warmroute-continue",
+        "x-warmroute-stream-failover",
         "Whether its stream goes on on another replica if it breaks.",
         one_of("exact", "approximate", "off"),
         within="header",

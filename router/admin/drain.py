@@ -55,5 +55,5 @@ class DrainPage:
         url = call.query.get("url", "").rstrip("/")
         if not self._discoveries.undrain(url):
             return make_error_response(404, "unknown_replica", "No such replica drains.")
-        log.info("replica drains no more", extra={"event": "replica_drains_no_more", "fields": {"replica": url}})
+        log.info("replica drains no more", extra={"event": "replica_drain_cancelled", "fields": {"replica": url}})
         return json_answer({"url": url}, 200)

@@ -91,7 +91,8 @@ RESTART_REQUIRED = frozenset(
         "shared.url", "shared.password", "shared.name", "shared.router", "shared.timeout_s", "shared.routers_assumed",
         "shared.replicas_in_common",
         "state.file", "state.every_s", "state.bytes_max", "state.age_max_s", "state.ready_within_s", "state.siblings",
-        "metrics.aliases", "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
+        "metrics.aliases", "metrics.former_names", "metrics.otel_names", "metrics.otlp_endpoint",
+        "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
         "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",
@@ -277,7 +278,7 @@ class Reloader:
             self._apply(found.settings)
         except SettingsError as error:
             for problem in error.problems:
-                log.error(REFUSED, extra={"event": "config_refused", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
+                log.error(REFUSED, extra={"event": "config_rejected", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
             self._told("refused")
             return
         except Exception:  # a bug, which must not stop the router

@@ -99,6 +99,9 @@ class MetricsSettings:
     """Names of endpoint pickers under which metrics are also on the page, for dashboards made for a picker: `llm_d_epp`
     (`llm_d_epp_*`), `inference` (`inference_objective_*`, `inference_pool_*`, `inference_extension_*`, its earlier
     names). Off by default: each is about 170 series a model."""
+    former_names: bool = True
+    """If true, renamed metrics are also on the page under their former names, until version 0.3. On by default, so that
+    dashboards and alerts continue to work after an upgrade."""
     otlp_endpoint: str = ""
     """Address to which all metrics are also sent, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless
     it names a path. Empty: metrics are not sent. Needs the extra `tracing`; the service has the name
@@ -657,9 +660,9 @@ class UpstreamSettings:
     """Retries per second that are always allowed, regardless of the ratio."""
     continue_streams: Literal["off", "asked", "exact", "approximate"] = "asked"
     """Stream failover, unless a key or `upstream.continue_models` sets it: a broken stream is continued on another
-    replica. `asked`: if the request asks for it (`x-warmroute-continue`); `exact`: if the whole is what one replica
-    would have sent; `approximate`: also if it may differ; `off`: never. Engines are then asked for token ids, and each
-    event of such streams is read."""
+    replica. `asked`: if the request asks for it (`x-warmroute-stream-failover`); `exact`: if the whole is what one
+    replica would have sent; `approximate`: also if it may differ; `off`: never. Engines are then asked for token ids,
+    and each event of such streams is read."""
     continue_models: tuple[str, ...] = ()
     """Stream failover of single models, in the values of `upstream.continue_streams`: `MODEL=exact`."""
     hand_over_s: NotNegative = 5.0

@@ -134,6 +134,7 @@ def metrics_of(hub: ControlPlaneContext) -> Metrics:
         otel_names=names.otel_names,
         aliases=names.aliases,
         splits=bool(hub.settings.split.handshake),
+        former_names=names.former_names,
     )
 
 

@@ -118,7 +118,7 @@ class KvConnectorProber:
                     log.info("replica prefills for others", extra={"event": "handshake_up", "fields": fields})
                 else:
                     text = "replica does not prefill for others: it does not answer where decoding ones ask it"
-                    log.warning(text, extra={"event": "handshake_down", "fields": fields})
+                    log.warning(text, extra={"event": "kv_connector_down", "fields": fields})
             self._say(replica.id, self.handshake if found else None, found)
             before = found
             await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets

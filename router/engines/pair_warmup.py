@@ -93,7 +93,7 @@ class PairWarmer:
         fields = {"prefill": prefill, "decode": decode}
         if why:
             what = "a pair of replicas did not hand a prompt over, and takes no requests in two legs for now"
-            log.warning(what, extra={"event": "pair_failed", "fields": {**fields, "why": why}})
+            log.warning(what, extra={"event": "disagg_pair_failed", "fields": {**fields, "why": why}})
         else:
             log.info("a pair of replicas takes requests in two legs", extra={"event": "pair_warmed", "fields": fields})
 

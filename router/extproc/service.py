@@ -103,6 +103,8 @@ class ExtProcService:
         if setting not in self._complained:
             self._complained.add(setting)
             log.error(
-                "the gateway cannot be served: %s", what, extra={"event": "gateway_misused", "fields": {"next": what}}
+                "the gateway cannot be served: %s",
+                what,
+                extra={"event": "extproc_misconfigured", "fields": {"next": what}},
             )
         return grpc.StatusCode.FAILED_PRECONDITION, what

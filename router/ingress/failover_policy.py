@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from router.config.api_keys import Tenant
 from router.core.dialects.failover import MODES, OFF, FailoverPlan, FailoverRefused, plan_of
 from router.core.types.requests import RequestSpec
+from router.former_names import former_header
 from router.http.request import Refusal, Request
 
-CONTINUE = b"x-warmroute-continue"  # header for the router, not forwarded
+STREAM_FAILOVER = b"x-warmroute-stream-failover"  # header for the router, not forwarded
+FORMER_STREAM_FAILOVER = former_header(STREAM_FAILOVER.decode()).encode()
 ASKED = "asked"
 
 FailoverPlanResult = tuple[FailoverPlan | None, str]  # the plan, or the reason why a wanted plan does not exist
@@ -22,10 +24,10 @@ def requested_failover_mode(
     """Return the mode of stream failover: EXACT, APPROXIMATE or OFF. The allowed mode comes from the tenant's key, else
     from `models` for this model, else from `all_streams`. If it is not OFF, the request's header may override it.
     Raises Refusal for an invalid header."""
-    said = request.fields.get(CONTINUE)
+    said = request.fields.get(STREAM_FAILOVER, request.fields.get(FORMER_STREAM_FAILOVER))
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:
-        raise Refusal(400, "bad_continue", "x-warmroute-continue is exact, approximate or off.")
+        raise Refusal(400, "bad_continue", "x-warmroute-stream-failover is exact, approximate or off.")
     allowed = (tenant.continue_streams if tenant is not None else "") or models.get(model, all_streams)
     if allowed == OFF:
         return OFF

@@ -20,6 +20,7 @@ from router.core.dialects import Dialect
 from router.core.insights.breakdown import with_actual_usage
 from router.core.types.misses import Difference, PromptAnalysis
 from router.core.types.placements import EndReason, Receipt
+from router.former_names import header_lines
 from router.http.request import Refusal, Request, date_line
 from router.ingress.proxied_request import RESPONSES, STORED, ProxiedRequest
 from router.placement_api import MODELS, HttpPage, RequestPrincipal, json_page, no_model_page
@@ -104,14 +105,14 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
     if receipt.predicted_tier_tokens:
         told += f"x-warmroute-predicted-tier-tokens: {receipt.predicted_tier_tokens}\r\n"
     if receipt.pull is not None:
-        told += f"x-warmroute-predicted-pull-tokens: {receipt.pull.tokens}\r\n"
+        told += header_lines("x-warmroute-predicted-p2p-tokens", receipt.pull.tokens)
     if receipt.leg is not None:
         told += f"x-warmroute-prefill-replica: {receipt.leg.replica}\r\n"
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
     if record.not_continued:
-        told += f"x-warmroute-not-continued: {record.not_continued}\r\n"
+        told += header_lines("x-warmroute-stream-failover-refused", record.not_continued)
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"

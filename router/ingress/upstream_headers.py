@@ -7,7 +7,7 @@ see are removed.
 from __future__ import annotations
 
 from router.http.request import HOP_HEADERS, Request
-from router.ingress.failover_policy import CONTINUE
+from router.ingress.failover_policy import FORMER_STREAM_FAILOVER, STREAM_FAILOVER
 from router.ingress.gateway_rules import CREDENTIALS, FORGEABLE
 from router.ingress.ttft_deadline import WITHIN
 from router.placement_api import PlacementService
@@ -16,7 +16,7 @@ TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not forwarded
 FINAL_RECEIPT = b"x-warmroute-final-receipt"  # the same: the client reads a comment at the end of its stream
 
-_FOR_US = {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE, WITHIN}
+_FOR_US = {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, STREAM_FAILOVER, FORMER_STREAM_FAILOVER, WITHIN}
 _NOT_SENT_ON = HOP_HEADERS | _FOR_US | {name.encode() for name in FORGEABLE}
 
 

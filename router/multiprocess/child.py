@@ -132,7 +132,7 @@ def _reload(reload: Callable[[Settings], None], order: Reload) -> bool:
             reload(settings)
     except SettingsError as error:
         for problem in error.problems:
-            log.error(REFUSED, extra={"event": "config_refused", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
+            log.error(REFUSED, extra={"event": "config_rejected", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
         return False
     logs.configure(settings.log.level, requests=settings.log.requests)
     return True

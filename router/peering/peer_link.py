@@ -187,7 +187,7 @@ class PeerChannel:
                     session.publish(self._seals.seal(goodbye, self._wall()))
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
-                log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
+                log.debug("others were not told that this router leaves", extra={"event": "peering_leave_failed"})
         await _cancel_tasks(self._tasks, CLOSE_S)
 
     async def _run(self) -> None:
@@ -273,13 +273,13 @@ class PeerChannel:
         self._side.on_disconnected()
         why = self.why or "own messages are not heard"
         fields = {"why": why, "next": "see that the store runs and can be reached; nothing needs a restart"}
-        log.warning("this router goes on alone", extra={"event": "sharing_alone", "fields": fields})
+        log.warning("this router goes on alone", extra={"event": "peering_disconnected", "fields": fields})
 
     def _became_whole(self) -> None:
         self.connected, self._said_alone = True, False
         self._side.on_connected()
         fields = {"name": self.name, "routers": self.routers}
-        log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
+        log.info("this router hears itself through the store", extra={"event": "peering_connected", "fields": fields})
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class PeerRegistry:
         if not self._namesake and (origin > self._origin or now_s - self._namesake_s >= SILENT_S):
             self._namesake = True
             what = {"name": self._name, "next": "give each router a `shared.router` of its own"}
-            log.error("another router has this one's name", extra={"event": "sharing_namesake", "fields": what})
+            log.error("another router has this one's name", extra={"event": "peering_duplicate_name", "fields": what})
 
     def _room(self) -> bool:
         """Remove a silent router to free a place. Logs once that no place is free."""

@@ -190,7 +190,7 @@ class Warmer:
         if self._router.warm_up(replica, False):
             log.info(
                 "replica takes traffic",
-                extra={"event": "replica_takes_traffic", "fields": {"replica": replica, "why": why}},
+                extra={"event": "replica_serving", "fields": {"replica": replica, "why": why}},
             )
             self._released(replica)
 

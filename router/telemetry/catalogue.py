@@ -41,9 +41,9 @@ FAMILIES = (  # families in the order of the metrics page
         "ttft_prediction_ratio", "Time to first token of streams, divided by its predicted median.", "model", TTFT_RATIO
     ),
     Family(
-        "deadlines",
+        "ttft_deadlines",
         "Streams with a deadline for the first token, by outcome: `in_time`, `late`, or `none` if no token came.",
-        "kept priority model",
+        "result priority model",
     ),
     Family("duration_seconds", "Duration of requests, from request read to end of answer.", "route model", LATENCY_S),
     Family("inter_token_seconds", "Mean inter-token time of a stream, from its events.", "model", INTER_TOKEN_S),
@@ -57,7 +57,7 @@ FAMILIES = (  # families in the order of the metrics page
     Family("cached_tokens", "Prompt tokens that engines reported as cached.", "model"),
     Family("completion_tokens", "Completion tokens: by the engine's count, else by stream events.", "model"),
     Family("decisions", "Placement decisions, by policy and reason.", "policy reason model"),
-    Family("graded_requests", "Placement decisions, by grade of the cache prediction.", "grade"),
+    Family("prediction_confidence", "Placement decisions, by grade of the cache prediction.", "grade"),
     Family("predictions", "Cache predictions compared with the engine's count of cached tokens.", "grade result"),
     Family(
         "overpredicted_tokens",
@@ -67,12 +67,12 @@ FAMILIES = (  # families in the order of the metrics page
     Family("attempts", "Attempts on replicas, including retries, by outcome.", "outcome"),
     Family("retries", "Failed attempts retried on another replica, by kind of failure.", "kind"),
     Family(
-        "continued_streams",
+        "stream_failovers",
         "Streams continued on another replica (stream failover), by exactness and kind of failure.",
-        "how cause",
+        "mode reason",
     ),
     Family(
-        "refused_continuations",
+        "stream_failovers_refused",
         "Broken streams that could not be continued in the requested mode, by reason.",
         "reason",
     ),
@@ -143,9 +143,9 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family("pulled_tokens", "Cache-hit prompt tokens transferred from another replica's memory.", "model"),
     Family(
-        "pulls",
+        "p2p_transfers",
         "Requests planned with a transfer of tokens from another replica, by the part of those tokens that arrived.",
-        "came model",
+        "result model",
     ),
     Family(
         "disagg_decisions",
@@ -153,15 +153,15 @@ FAMILIES = (  # families in the order of the metrics page
         "decision model",
     ),
     Family(
-        "leg_failures",
+        "disagg_failures",
         "Failed attempts with disaggregated prefill, by the stage at fault and the kind of failure.",
-        "leg kind",
+        "stage kind",
     ),
     Family(
-        "funnel_tokens",
+        "token_fate",
         "Prompt tokens by their final place on the way from request to cache hit. Each token is in exactly one place:"
         " by the engine's count, else as predicted.",
-        "place model",
+        "fate model",
     ),
     Family(
         "counted_prompt_tokens",
@@ -173,13 +173,17 @@ FAMILIES = (  # families in the order of the metrics page
         "Cached prompt tokens of answers without a cached-token count, by the engines' own counters.",
         "model",
     ),
-    Family("replays", "Requests with an exact repetition of an earlier prompt within the observatory's window."),
     Family(
-        "differences",
+        "duplicate_prompts", "Requests with an exact repetition of an earlier prompt within the observatory's window."
+    ),
+    Family(
+        "prompt_divergences",
         "Prompts that diverge from an earlier prompt before shared tokens, by kind of change.",
         "change",
     ),
-    Family("repairs", "Requests whose tool definitions were normalized before forwarding, by repair.", "repair"),
+    Family(
+        "tool_normalizations", "Requests whose tool definitions were normalized before forwarding, by repair.", "repair"
+    ),
 )
 
 KINDS = (  # kinds of failures (http/failures.py)
@@ -197,20 +201,20 @@ _OUTCOMES = (
 # Series that exist from the first scrape on. A series that appears with its first increment has no rate that shows it.
 PREDECLARED_SERIES: dict[str, list[Labels]] = {
     "requests": [(path, "none", 503) for path in PATHS],  # refusals for models that no replica serves
-    "graded_requests": [(grade,) for grade in Confidence],
+    "prediction_confidence": [(grade,) for grade in Confidence],
     "predictions": [(grade, result) for grade in Confidence for result in ("equal", "over", "under")],
     "overpredicted_tokens": [(grade,) for grade in Confidence],
     "attempts": [(outcome,) for outcome in _OUTCOMES],
     "retries": [(kind,) for kind in (*KINDS, FALLBACK)],
-    "continued_streams": [(how, cause) for how in (EXACT, APPROXIMATE) for cause in CAUSES],
-    "refused_continuations": [(reason,) for reason in REASONS],
+    "stream_failovers": [(mode, reason) for mode in (EXACT, APPROXIMATE) for reason in CAUSES],
+    "stream_failovers_refused": [(reason,) for reason in REASONS],
     "worker_hub_lost_placements": [()],
     "reloads": [("ok",), ("refused",)],
     "prewarm_requests": [("ok",), ("failed",), ("skipped",)],
     "prewarm_tokens": [()],
-    "replays": [()],
-    "differences": [(change.value,) for change in DifferenceKind],
-    "repairs": [(repair,) for repair in REPAIRS],
+    "duplicate_prompts": [()],
+    "prompt_divergences": [(change.value,) for change in DifferenceKind],
+    "tool_normalizations": [(repair,) for repair in REPAIRS],
 }
 
 PREDICTION_BUCKETS = ("p50", "p90", "later")  # predictions of a time to first token
@@ -224,13 +228,13 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
         *((code, each.name.lower()) for code in ("overloaded", "rate_limited") for each in Priority),
         ("slo_unreachable", Priority.LOW.name.lower()),
     ],
-    "deadlines": [(kept, each.name.lower()) for kept in DEADLINE_OUTCOMES for each in Priority],
+    "ttft_deadlines": [(result, each.name.lower()) for result in DEADLINE_OUTCOMES for each in Priority],
     "spills": [(cause.value,) for cause in SpillCause],
     "spilled_tokens": [(cause.value,) for cause in SpillCause],
     "miss_tokens": [(miss.value,) for miss in MissReason],
     "hit_tokens": [("genuine",), ("replay",)],
     "loaded_tokens": [()],
-    "funnel_tokens": [(place.value,) for place in TokenFate],
+    "token_fate": [(fate.value,) for fate in TokenFate],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
     "ttft_predictions": [(within,) for within in PREDICTION_BUCKETS],

@@ -96,9 +96,9 @@ class RequestMetrics:
 
     def import_ledger(self, ledger: Ledger) -> None:
         """Replace the series that the observatory counts by its sums. The ledger must have been settled."""
-        self._get_series("replays")[0] = ledger.totals[REPLAYS]
+        self._get_series("duplicate_prompts")[0] = ledger.totals[REPLAYS]
         for change, requests in ledger.differences.items():
-            self._get_series("differences", change.value)[0] = requests
+            self._get_series("prompt_divergences", change.value)[0] = requests
 
     def _get_series(self, name: str, *labels: object) -> list[float]:
         """Return the series of this counter with these label values; a new one begins at 0."""
@@ -138,7 +138,7 @@ class RequestMetrics:
             self._observe_stream(model, record)
         if record.wanted_ttft_ms is not None and record.stream:
             kept = "none" if record.in_time is None else "in_time" if record.in_time else "late"
-            self._get_series("deadlines", kept, record.priority.name.lower(), model.label)[0] += 1
+            self._get_series("ttft_deadlines", kept, record.priority.name.lower(), model.label)[0] += 1
         if record.trace_id:
             self._exemplify(model, record)
         for failure, _ in record.retries:
@@ -147,11 +147,11 @@ class RequestMetrics:
             decision = "prefill-decode" if record.receipt.leg is not None else "decode-only"
             self._get_series("disagg_decisions", decision, model.label)[0] += 1
         if record.continued[0]:
-            self._get_series("continued_streams", *record.continued[:2])[0] += 1
+            self._get_series("stream_failovers", *record.continued[:2])[0] += 1
         if record.not_continued and record.ending == _FAILED:
-            self._get_series("refused_continuations", record.not_continued)[0] += 1
+            self._get_series("stream_failovers_refused", record.not_continued)[0] += 1
         for repair in record.repairs:
-            self._get_series("repairs", repair)[0] += 1
+            self._get_series("tool_normalizations", repair)[0] += 1
         receipt = record.receipt
         if receipt is not None:
             if record.error is None:  # a failed attempt was counted when it failed
@@ -182,7 +182,7 @@ class RequestMetrics:
         told = self.verified_tokens.get(replica)
         placement = PlacementSeries(
             self._get_series("decisions", receipt.policy, receipt.reason, model),
-            self._get_series("graded_requests", receipt.grade),
+            self._get_series("prediction_confidence", receipt.grade),
             [self._counters[name].series.get((replica,)) or [0.0] for name in _REPLICA_COUNTERS],
             self._histograms["replica_ttft_seconds"].series.get((replica,)),
             told or [0.0, 0.0, 0.0],
@@ -294,8 +294,8 @@ class RequestMetrics:
                 self._get_series("pulled_tokens", model.label)[0] += miss.pulled
         if (pull := receipt.pull) is not None:
             told = usage is not None and usage.verified
-            came = "untold" if not told else "all" if miss.pulled >= pull.tokens else "some" if miss.pulled else "none"
-            self._get_series("pulls", came, model.label)[0] += 1
+            arrived = "all" if miss.pulled >= pull.tokens else "some" if miss.pulled else "none"
+            self._get_series("p2p_transfers", arrived if told else "unreported", model.label)[0] += 1
         misses = model.misses
         for reason, of_reason in miss.misses.items():
             series = misses.get(reason)
@@ -306,7 +306,7 @@ class RequestMetrics:
         for place, of_place in (token_fates(miss, replay=receipt.replay) if places is None else places).items():
             ended = model.places.get(place)
             if ended is None:
-                ended = model.places[place] = self._get_series("funnel_tokens", place.value, model.label)
+                ended = model.places[place] = self._get_series("token_fate", place.value, model.label)
             ended[0] += of_place
         told = usage is not None and usage.verified
         if (leg := receipt.leg) is not None:
@@ -351,7 +351,7 @@ class RequestMetrics:
         """Count one failed attempt. `replica` is None if the replica has left, because it then has no series."""
         leg, kind = _leg_of(kind)
         if leg:
-            self._get_series("leg_failures", leg, kind)[0] += 1
+            self._get_series("disagg_failures", leg, kind)[0] += 1
         if replica is not None:
             self._get_series("replica_failures", replica, kind)[0] += 1
         self._get_series("attempts", kind)[0] += 1

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from router.core.types.misses import MissReason, TokenFate
 from router.core.types.placements import EndReason
+from router.former_names import former_event
 from router.telemetry.log_output import LogOutput, LogStyle
 from router.telemetry.log_writer import AsyncLogWriter, sink
 from router.telemetry.record import RequestRecord
@@ -28,7 +29,7 @@ requests_log = logging.getLogger("router.requests")
 _out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
-_HELD_ELSEWHERE = TokenFate.HELD_ELSEWHERE
+_CACHED_ELSEWHERE = TokenFate.CACHED_ON_OTHER_REPLICA
 REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (EndReason.FAILED, EndReason.UNREACHED, "drained")  # endings of answers that began and did not complete
 
@@ -132,7 +133,7 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
         line.hit_tokens, line.miss = record.miss.hit, record.miss.misses
     if record.places is not None:
         line.places = record.places
-        if _HELD_ELSEWHERE in record.places and record.miss is not None and record.miss.held[0]:
+        if _CACHED_ELSEWHERE in record.places and record.miss is not None and record.miss.held[0]:
             holder, why = record.miss.held
             line.held = f"{why} at {holder}"
     if record.retries:
@@ -205,7 +206,8 @@ class _Json:
         if record.exc_info:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
         if event := getattr(record, "event", ""):  # lines of libraries have no event
-            fields = {"event": event, **fields}
+            former = former_event(event)
+            fields = {"event": event, "former_event": former, **fields} if former else {"event": event, **fields}
         return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
     def render_dropped(self, at_s: float, lines: int) -> bytes:

@@ -85,7 +85,7 @@ async def test_health_checks_of_all_time_out(client: ClientSession) -> None:
         await until(lambda: not app.router.fleet.ready())
         assert {await ask(client, app.url, f"{n}") for n in range(12)} <= {(200, one.url), (200, two.url)}
         async with client.get(app.admin_url + "/metrics") as response:
-            assert "warmroute_panic_placements_total 12.0" in await response.text()
+            assert "warmroute_panic_mode_placements_total 12.0" in await response.text()
         for url in (app.url, app.admin_url):
             async with client.get(url + "/readyz") as response:
                 assert response.status == 200

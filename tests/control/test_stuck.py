@@ -64,7 +64,7 @@ async def test_silent_requests_move(client: ClientSession, engine: FakeEngine, o
             page = await response.text()
         assert f'warmroute_replica_breaker{{replica="{first.url}",state="open"}} 1.0' in page
         assert f'warmroute_replica_failures_total{{kind="stuck",replica="{first.url}"}} {stuck}.0' in page
-        assert "warmroute_panic_placements_total 0.0" in page
+        assert "warmroute_panic_mode_placements_total 0.0" in page
         first.script.clear()
         breaker.until_s -= 600.0
         while member.breaker.backoff_s:

@@ -205,7 +205,7 @@ async def test_grades_are_metrics(client: ClientSession) -> None:
             page = await response.text()
         assert f'warmroute_replica_grade{{grade="exact",replica="{engines.urls[0]}"}} 1.0' in page
         assert 'warmroute_predictions_total{grade="exact",result="equal"} 1.0' in page
-        assert 'warmroute_graded_requests_total{grade="exact"} 1.0' in page
+        assert 'warmroute_prediction_confidence_total{grade="exact"} 1.0' in page
         assert f'warmroute_replica_event_gaps_total{{replica="{engines.urls[0]}"}} 0.0' in page
         async with client.get(app.admin_url + "/admin/replicas") as response:
             (row,) = (await response.json())["replicas"]

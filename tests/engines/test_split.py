@@ -172,7 +172,7 @@ async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.Lo
     requests go in one leg."""
     async with hub_fleet(KvConnector.NIXL) as (engines, app):
         engines._directory.clear()
-        await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
+        await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "disagg_pair_failed"])
         headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-replica"] in engines.urls[1:]
         assert "x-warmroute-prefill-replica" not in headers
@@ -186,7 +186,7 @@ async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -
         pair.router.set_kv_connector(name, KvConnector.SGLANG, "odd")
     warmer = PairWarmer(pair.router, KvConnector.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
     watching = asyncio.create_task(warmer.watch())
-    await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
+    await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "disagg_pair_failed"])
     watching.cancel()
     await warmer.close()
     assert pair.router.pairs_to_warm(pair.now_s + 5.0) == [("p", "d")]

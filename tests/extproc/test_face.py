@@ -146,7 +146,9 @@ async def test_a_gateway_that_only_watches_is_told(engine: FakeEngine, caplog: p
                 await it.body(chat())
                 assert await it.failure() == "FAILED_PRECONDITION"
     said = [
-        vars(record)["fields"]["next"] for record in caplog.records if vars(record).get("event") == "gateway_misused"
+        vars(record)["fields"]["next"]
+        for record in caplog.records
+        if vars(record).get("event") == "extproc_misconfigured"
     ]
     assert len(said) == 2
     assert "observability_mode" in said[0]

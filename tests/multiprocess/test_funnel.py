@@ -46,7 +46,7 @@ async def test_audit_of_the_routers_log_tells_what_its_metrics_do(tmp_path: Path
             live = Counter[str]()
             async with asyncio.timeout(60):
                 while live.total() < sum(map(prompt_tokens, lines)):
-                    live = await sums(client, running.admin_url, "warmroute_funnel_tokens_total", "place")
+                    live = await sums(client, running.admin_url, "warmroute_token_fate_total", "place")
     path.write_text("".join(lines))
     assert main(["audit", str(path), "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]

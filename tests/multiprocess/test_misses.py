@@ -82,7 +82,7 @@ async def observed(workers: int) -> tuple[list[str], list[dict[str, Any]], dict[
         rows: list[dict[str, Any]] = []
         while len(rows) < len(asked):
             rows = (await json_of(running.admin_url + "/admin/decisions"))["decisions"]
-        names = ("warmroute_miss_tokens_total", "warmroute_hit_tokens_total", "warmroute_replays_total")
+        names = ("warmroute_miss_tokens_total", "warmroute_hit_tokens_total", "warmroute_duplicate_prompts_total")
         async with aiohttp.ClientSession() as session, session.get(running.admin_url + "/metrics") as page:
             lines = [line.rpartition(" ") for line in (await page.text()).splitlines() if line.startswith(names)]
         figures = {series: float(value) for series, _, value in lines}
@@ -99,4 +99,6 @@ async def test_two_workers_tell_what_one_process_does() -> None:
     headers, rows, figures = alone
     assert [row["hit"] for row in rows] == ["genuine", "genuine", "replay", "genuine"]
     assert headers[0].startswith("cold=")
-    assert sum(figures.values()) - figures["warmroute_replays_total"] == 400  # four prompts of 100, by the engine
+    assert (
+        sum(figures.values()) - figures["warmroute_duplicate_prompts_total"] == 400
+    )  # four prompts of 100, by the engine

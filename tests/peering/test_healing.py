@@ -63,10 +63,10 @@ def test_the_younger_of_two_namesakes_says_so_too(caplog: pytest.LogCaptureFixtu
     peers = PeerRegistry("a", 10, 8)
     for now_s in (0.0, SILENT_S / 2):
         assert peers.note_message(5, "a", now_s, now_s) is None
-    assert not events(caplog)["sharing_namesake"]
+    assert not events(caplog)["peering_duplicate_name"]
     for now_s in (SILENT_S, 2 * SILENT_S):
         peers.note_message(5, "a", now_s, now_s)
-    assert events(caplog)["sharing_namesake"] == 1
+    assert events(caplog)["peering_duplicate_name"] == 1
 
 
 @pytest.mark.parametrize("at_s", [math.nan, math.inf, -math.inf, 5.1])
@@ -106,16 +106,16 @@ async def test_a_store_that_cannot_be_used_from_the_start_is_said_once(caplog: p
     caplog.set_level(logging.INFO)
     server = StoreServer()
     async with linked(server.url, "a") as a:
-        await until(lambda: events(caplog)["sharing_alone"])
-        (said,) = [record for record in caplog.records if getattr(record, "event", "") == "sharing_alone"]
+        await until(lambda: events(caplog)["peering_disconnected"])
+        (said,) = [record for record in caplog.records if getattr(record, "event", "") == "peering_disconnected"]
         assert said.__dict__["fields"]["why"].startswith("unreachable")
         failures = a.link.failures["unreachable"]
         await until(lambda: a.link.failures["unreachable"] >= failures + 5)
-        assert (events(caplog)["sharing_alone"], a.link.counts["interruptions"]) == (1, 0)
+        assert (events(caplog)["peering_disconnected"], a.link.counts["interruptions"]) == (1, 0)
         try:
             await server.start()
             await until(lambda: a.link.connected)
-            assert events(caplog)["sharing_whole"] == 1
+            assert events(caplog)["peering_connected"] == 1
         finally:
             await server.__aexit__()
 

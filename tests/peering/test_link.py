@@ -211,7 +211,7 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
         network.mend()
         await until(lambda: a.link.connected and b.link.connected)
         await until(lambda: a.link.routers == 2 and b.link.routers == 2 and b.owners)
-        mine = [r for r in caplog.records if getattr(r, "event", "") == "sharing_alone"]
+        mine = [r for r in caplog.records if getattr(r, "event", "") == "peering_disconnected"]
         assert len(mine) == a.link.counts["interruptions"] + b.link.counts["interruptions"]
         assert a.link.counts["interruptions"] >= 1  # once, and again where the store's process is not given a turn
 
@@ -315,7 +315,7 @@ async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) 
 async def test_a_name_that_is_taken_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Two routers of one name do not hear each other, and the log says what to do."""
     async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "a"):
-        await until(lambda: any(getattr(r, "event", "") == "sharing_namesake" for r in caplog.records))
+        await until(lambda: any(getattr(r, "event", "") == "peering_duplicate_name" for r in caplog.records))
         assert a.link.routers == 1
 
 

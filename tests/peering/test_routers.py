@@ -154,7 +154,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
             await server.start()
             await until(lambda: whole(app))
             page = (await app.hub.metrics.page_in_slices()).decode()
-            assert "warmroute_sharing_whole 1.0" in page
+            assert "warmroute_peering_connected 1.0" in page
             assert "warmroute_sharing_routers 1.0" in page
     finally:
         await server.__aexit__()

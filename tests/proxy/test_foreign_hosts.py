@@ -90,9 +90,9 @@ async def test_a_pair_is_not_warmed_by_a_foreign_host(caplog: pytest.LogCaptureF
             await until(lambda: warm_pairs(app) == 1)
             engines.links[0].host = METADATA
             app.router.fleet.legs.on_engine_restarted(engines.urls[0])
-            await until(lambda: any(getattr(each, "event", "") == "pair_failed" for each in caplog.records))
+            await until(lambda: any(getattr(each, "event", "") == "disagg_pair_failed" for each in caplog.records))
             assert warm_pairs(app) == 0
             fetched = sum(link.legs.fetched for link in engines.links)
             assert fetched == 1
-    failed = [each for each in caplog.records if getattr(each, "event", "") == "pair_failed"]
+    failed = [each for each in caplog.records if getattr(each, "event", "") == "disagg_pair_failed"]
     assert METADATA in str(getattr(failed[-1], "fields", ""))

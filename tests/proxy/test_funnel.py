@@ -96,7 +96,7 @@ async def test_it_adds_up_to_what_engines_count(client: ClientSession, policy: s
                 assert row["spill"]
         after = await engines_counted(client, engines.urls)
         prompt, hits = (after[n] - before[n] for n in range(2))
-        metric = await sums(client, app.admin_url, "warmroute_funnel_tokens_total", "place")
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
         points = (await page(client, app, "/admin/series"))["points"]
         rows = (await page(client, app, "/admin/decisions?limit=500"))["decisions"]
         stages = (await page(client, app, "/admin/observatory"))["stages"]
@@ -129,7 +129,7 @@ async def test_audit_of_prompts_tells_what_a_router_with_room_told(client: Clien
             for each in asked:
                 usage = await ask(client, app, each)
                 file.write(json.dumps({"path": CHAT, "body": each, "usage": usage}) + "\n")
-        live = await sums(client, app.admin_url, "warmroute_funnel_tokens_total", "place")
+        live = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
     assert main(["audit", str(log), "--json", str(out)]) == 0
     rows = [row for row in json.loads(out.read_text())["rows"] if row["case"] == "place"]
     offline = Counter({row["place"]: row["tokens"] for row in rows})
@@ -149,7 +149,7 @@ async def test_what_was_not_computed_has_no_place(client: ClientSession, engine:
             engine.script.append(status(code))
             async with client.post(app.url + CHAT, json=body("hello", model="m")) as response:
                 assert response.status in (code, 502)
-        metric = await sums(client, app.admin_url, "warmroute_funnel_tokens_total", "place")
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
         rows = (await page(client, app, "/admin/decisions"))["decisions"]
     assert metric == dict.fromkeys(TokenFate, 0)
     assert [row["places"] for row in rows] == [None, None]
@@ -159,7 +159,7 @@ async def test_places_without_an_observatory(client: ClientSession, engine: Fake
     """Nobody explains misses: hits by the engine's count have their place, and all else is what nobody read."""
     async with running(engine, observatory__enabled=False) as app:
         await ask(client, app, body(LONG[0], model="m"))
-        metric = await sums(client, app.admin_url, "warmroute_funnel_tokens_total", "place")
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
     assert +metric == {"genuine": 32, "unsupported": 68}
 
 

@@ -94,8 +94,8 @@ async def test_tools_are_put_in_order_for_whom_it_is_wanted(
             assert got == sent or (tenant == "apart" and got.startswith(sent[:-1] + b',"cache_salt"'))
         await post(client, app.url + path, BODIES[path] % SORTED, ring.of("acme"))
         page = (await app.hub.metrics.page_in_slices()).decode()
-    assert f'warmroute_repairs_total{{repair="{SORT}"}} 2.0' in page
-    assert f'warmroute_repairs_total{{repair="{CANONICAL}"}} 0.0' in page
+    assert f'warmroute_tool_normalizations_total{{repair="{SORT}"}} 2.0' in page
+    assert f'warmroute_tool_normalizations_total{{repair="{CANONICAL}"}} 0.0' in page
 
 
 async def test_a_key_may_want_none(client: ClientSession, tmp_path: Path, engine: FakeEngine) -> None:

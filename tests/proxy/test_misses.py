@@ -216,11 +216,11 @@ async def test_two_kinds_of_hits(client: ClientSession, engine: FakeEngine) -> N
     figures = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
     assert figures['warmroute_hit_tokens_total{kind="genuine",model="m"}'] == 64
     assert figures['warmroute_hit_tokens_total{kind="replay",model="m"}'] == 32
-    assert figures["warmroute_replays_total"] == 1
+    assert figures["warmroute_duplicate_prompts_total"] == 1
     assert round(figures["warmroute_prompt_diversity"], 3) == 0.667
     missed = [figures[f'warmroute_miss_tokens_total{{model="m",reason="{miss}"}}'] for miss in MissReason]
     assert sum(missed) + 96 == 300
-    assert all(f'warmroute_differences_total{{change="{change}"}}' in figures for change in DifferenceKind)
+    assert all(f'warmroute_prompt_divergences_total{{change="{change}"}}' in figures for change in DifferenceKind)
 
 
 async def test_what_was_refused_was_not_computed(client: ClientSession, engine: FakeEngine) -> None:

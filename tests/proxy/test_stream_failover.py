@@ -21,7 +21,7 @@ from tests.support.speaking import Speaking, chunks_of, said_in, whole
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 50 for a thousand random kills
-EXACT = {"x-warmroute-continue": "exact"}
+EXACT = {"x-warmroute-stream-failover": "exact"}
 IN_HALVES = {"split__handshake": "sglang"}
 USAGE = {"stream_options": {"include_usage": True}}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -110,7 +110,7 @@ async def test_kinds_of_breaks(client: ClientSession, how: str) -> None:
         got = await asked(client, app, CHAT, body)
         assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
         cause = "broke_midway" if how == "close" else "unfinished"
-        assert await metric(app, f'warmroute_continued_streams_total{{cause="{cause}",how="exact"}}') == 1
+        assert await metric(app, f'warmroute_stream_failovers_total{{cause="{cause}",how="exact"}}') == 1
 
 
 async def test_random_kills(client: ClientSession) -> None:
@@ -136,12 +136,12 @@ async def test_random_kills(client: ClientSession) -> None:
                 assert said_in(whole(path, body))["text"].startswith(shown)
             else:
                 assert said_in(chunks_of(got)) == said_in(whole(path, body))
-        differs = await metric(app, 'warmroute_refused_continuations_total{reason="differs"}')
+        differs = await metric(app, 'warmroute_stream_failovers_refused_total{reason="differs"}')
         assert differs == honest < 5 * KILLS
-        continued = await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="exact"}')
+        continued = await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="exact"}')
         assert 0 < continued <= 20 * KILLS - honest  # of others all was said
-        assert await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="approximate"}') == 0
-        assert await metric(app, 'warmroute_refused_continuations_total{reason="again"}') == 0
+        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 0
+        assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="again"}') == 0
 
 
 async def test_tools(client: ClientSession) -> None:
@@ -157,7 +157,7 @@ async def test_tools(client: ClientSession) -> None:
                 assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
                 whole_ones += 1
         assert app.edge._server.bodies.held_bytes == 0
-        assert whole_ones + await metric(app, 'warmroute_refused_continuations_total{reason="differs"}') == 10
+        assert whole_ones + await metric(app, 'warmroute_stream_failovers_refused_total{reason="differs"}') == 10
         assert whole_ones
 
 
@@ -189,7 +189,7 @@ async def test_messages(client: ClientSession) -> None:
                 with pytest.raises((anthropic.APIError, AssertionError)):
                     await _final(official, body, EXACT)
                 script(one, two, Speaking(after=after))
-                final = await _final(official, body, {"x-warmroute-continue": "approximate"})
+                final = await _final(official, body, {"x-warmroute-stream-failover": "approximate"})
                 assert len(final.content) == 1
                 assert isinstance(final.content[0], anthropic.types.TextBlock)
                 shown = max(0, after - 3)  # characters at least
@@ -197,7 +197,7 @@ async def test_messages(client: ClientSession) -> None:
                 assert final.usage.input_tokens == unbroken.usage.input_tokens
                 assert final.stop_reason in ("end_turn", "max_tokens")
                 whole_ones += final == unbroken
-        assert await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="approximate"}') == 5
+        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 5
     assert whole_ones >= 2
 
 
@@ -226,7 +226,7 @@ async def test_by_settings(client: ClientSession, settings: dict[str, Any]) -> N
     """All streams, or those of a model, are continued where the settings say so; a request may decline."""
     async with pair(**settings) as (one, two, app):
         body = body_of(CHAT)
-        for wish, broken in (({}, False), ({"x-warmroute-continue": "off"}, True)):
+        for wish, broken in (({}, False), ({"x-warmroute-stream-failover": "off"}, True)):
             script(one, two, Speaking(after=7))
             async with client.post(app.url + CHAT, json=body, headers=wish) as response:
                 got = await response.read()
@@ -238,7 +238,7 @@ async def test_by_settings(client: ClientSession, settings: dict[str, Any]) -> N
 async def test_bad_wish(client: ClientSession) -> None:
     """A wish that is none is refused with its name."""
     async with pair() as (_, __, app):
-        headers = {"x-warmroute-continue": "maybe"}
+        headers = {"x-warmroute-stream-failover": "maybe"}
         async with client.post(app.url + CHAT, json=body_of(CHAT), headers=headers) as response:
             assert response.status == 400
             assert (await response.json())["error"]["code"] == "bad_continue"
@@ -251,13 +251,13 @@ async def test_honest_where_not_exact(client: ClientSession) -> None:
         body = body_of(CHAT, presence_penalty=1)
         script(one, two, Speaking(after=7))
         async with client.post(app.url + CHAT, json=body, headers=EXACT) as response:
-            assert response.headers["x-warmroute-not-continued"] == "penalty"
+            assert response.headers["x-warmroute-stream-failover-refused"] == "penalty"
             assert b"stream_broken" in await response.read()
-        assert await metric(app, 'warmroute_refused_continuations_total{reason="penalty"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="penalty"}') == 1
         script(one, two, Speaking(after=7))
-        got = await asked(client, app, CHAT, body, **{"x-warmroute-continue": "approximate"})
+        got = await asked(client, app, CHAT, body, **{"x-warmroute-stream-failover": "approximate"})
         assert b"stream_broken" not in got
-        assert await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="approximate"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 1
 
 
 async def test_once(client: ClientSession) -> None:
@@ -269,7 +269,7 @@ async def test_once(client: ClientSession) -> None:
         assert b"stream_broken" in got
         text = said_in(whole(CHAT, body))["text"]
         assert text.startswith(said_in(chunks_of(got))["text"])
-        assert await metric(app, 'warmroute_refused_continuations_total{reason="again"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="again"}') == 1
 
 
 async def test_nobody_else(client: ClientSession) -> None:
@@ -277,7 +277,7 @@ async def test_nobody_else(client: ClientSession) -> None:
     async with FakeEngine(owned_by="vllm") as engine, running(engine) as app:
         engine.script.append(Speaking(after=7).reply())
         assert b"stream_broken" in await asked(client, app, CHAT, body_of(CHAT))
-        assert await metric(app, 'warmroute_refused_continuations_total{reason="replica"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="replica"}') == 1
         assert idle(app)
     async with pair() as (one, two, app):
         script(one, two, Speaking(after=7), status(400))
@@ -292,7 +292,7 @@ async def test_servers_that_take_two_legs_alone_continue_nothing(client: ClientS
     async with pair(split__handshake="sglang") as (one, two, app):
         script(one, two, Speaking(after=7))
         async with client.post(app.url + CHAT, json=body_of(CHAT), headers=EXACT) as response:
-            assert response.headers["x-warmroute-not-continued"] == "split"
+            assert response.headers["x-warmroute-stream-failover-refused"] == "split"
             assert b"stream_broken" in await response.read()
         assert len(one.seen) + len(two.seen) == 1
 
@@ -303,7 +303,7 @@ async def test_budget(client: ClientSession) -> None:
         app.edge._budget.tokens = 0.0
         script(one, two, Speaking(after=7))
         assert b"stream_broken" in await asked(client, app, CHAT, body_of(CHAT))
-        assert await metric(app, 'warmroute_refused_continuations_total{reason="budget"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="budget"}') == 1
 
 
 async def test_client_leaves_in_between(client: ClientSession) -> None:

@@ -60,7 +60,7 @@ async def streamed(
 ) -> list[dict[str, Any]]:
     """The chunks of a stream that ends well; `heard` is called for each piece of it."""
     content = b""
-    async with client.stream("POST", url, json=body, headers={"x-warmroute-continue": "exact"}) as answer:
+    async with client.stream("POST", url, json=body, headers={"x-warmroute-stream-failover": "exact"}) as answer:
         async for piece in answer.aiter_raw():
             content += piece
             heard()
@@ -150,7 +150,7 @@ async def test_official_client(replicas: list[Replica], folder: Path) -> None:
             for after in (1, 2, 15, TOKENS):
                 cutters[0].cut.after = after
                 stream = await official.chat.completions.create(
-                    **body, extra_body={"ignore_eos": True}, extra_headers={"x-warmroute-continue": "exact"}
+                    **body, extra_body={"ignore_eos": True}, extra_headers={"x-warmroute-stream-failover": "exact"}
                 )
                 chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
                 assert said_in(chunks) == expected, after
@@ -169,7 +169,7 @@ async def test_tools(replicas: list[Replica], folder: Path, figures: Callable[[s
         for after in range(1, TOKENS, 3):
             await settle(client, router)
             cutters[0].cut.after = after
-            headers = {"x-warmroute-continue": "exact"}
+            headers = {"x-warmroute-stream-failover": "exact"}
             answer = await client.post(router.url + CHAT, json=body, headers=headers)
             if b"stream_broken" in answer.content:
                 honest += 1
@@ -208,6 +208,6 @@ def _prompt_tokens(usage: Any) -> int:
 
 
 async def _final(client: anthropic.AsyncAnthropic, body: dict[str, Any]) -> Any:
-    headers = {"x-warmroute-continue": "approximate"}
+    headers = {"x-warmroute-stream-failover": "approximate"}
     async with client.messages.stream(**body, extra_headers=headers) as stream:
         return await stream.get_final_message()

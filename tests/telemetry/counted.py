@@ -155,7 +155,7 @@ class Library:
             for reason, missed in miss.misses.items():
                 of["miss_tokens"].labels(reason.value, model).inc(missed)
             for place, tokens in token_fates(miss, replay=receipt.replay).items():
-                of["funnel_tokens"].labels(place.value, model).inc(tokens)
+                of["token_fate"].labels(place.value, model).inc(tokens)
             if miss.hit:
                 of["hit_tokens"].labels("replay" if receipt.replay else "genuine", model).inc(miss.hit)
 
@@ -170,7 +170,7 @@ class Library:
         of["replica_placed_tokens"].labels(receipt.replica).inc(receipt.prompt_tokens)
         computed = max(0, receipt.prompt_tokens - receipt.predicted_cached_tokens)
         of["replica_computed_tokens"].labels(receipt.replica).inc(computed)
-        of["graded_requests"].labels(grade).inc()
+        of["prediction_confidence"].labels(grade).inc()
         of["prompt_tokens"].labels(model).inc(receipt.prompt_tokens)
         of["predicted_cached_tokens"].labels(model).inc(receipt.predicted_cached_tokens)
         if usage is not None and usage.cached_tokens is not None:

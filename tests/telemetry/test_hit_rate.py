@@ -207,7 +207,7 @@ def test_tokens_by_reason() -> None:
         ('miss_tokens_total{model="m",reason="unsupported"}', 50),
         ('hit_tokens_total{kind="genuine",model="m"}', 20),
         ('hit_tokens_total{kind="replay",model="m"}', 90),
-        ("replays_total", 1),
+        ("duplicate_prompts_total", 1),
         ("prompt_diversity_ratio", 0.5),
         ('differences_total{change="whitespace"}', 1),
     ):

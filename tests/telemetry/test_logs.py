@@ -27,7 +27,7 @@ FULL = record(
     error="engine_failed",
     detail="It failed.",
     miss=TokenBreakdown(100, 64, {MissReason.SPILLED: 30, MissReason.TAIL: 6}, held=("http://r:4", "queue")),
-    places={TokenFate.HELD_ELSEWHERE: 30, TokenFate.TAIL: 6, TokenFate.GENUINE: 64},
+    places={TokenFate.CACHED_ON_OTHER_REPLICA: 30, TokenFate.TAIL: 6, TokenFate.GPU_HIT: 64},
 )
 
 

@@ -176,7 +176,7 @@ function facts(row, nameOf) {
     ["policy", row.policy],
     ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})${row.predicted_tier_tokens ? `, ${whole(row.predicted_tier_tokens)} of them to load` : ""}`],
     ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
-    ["held elsewhere", row.places?.held_elsewhere ? [`${whole(row.places.held_elsewhere)} tokens`, row.held_by && `at ${nameOf(row.held_by)}`, row.spill && `not there for ${named(row.spill)}`].filter(Boolean).join(", ") : ""],
+    ["cached on other replica", row.places?.cached_on_other_replica ? [`${whole(row.places.cached_on_other_replica)} tokens`, row.held_by && `at ${nameOf(row.held_by)}`, row.spill && `not there for ${named(row.spill)}`].filter(Boolean).join(", ") : ""],
     ["evicted by others", row.places?.evicted_by_others ? `${whole(row.places.evicted_by_others)} tokens` : ""],
     ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
     ["between tokens", row.inter_token_s ? seconds(row.inter_token_s) : ""],

@@ -16,12 +16,12 @@ const MEANING = {
   replica_lost: "whoever held them is gone or was restarted",
   evicted_here: "dropped by the replica that was asked",
   evicted_by_others: "dropped by other replicas",
-  held_elsewhere: "another replica holds them, and it was cheaper to go elsewhere",
+  cached_on_other_replica: "another replica holds them, and it was cheaper to go elsewhere",
   mispredicted: "the router said held, the engine said no",
   tier: "loaded from memory or files behind the GPU",
   pulled: "brought from another replica's memory",
   replay: "in a prompt that was asked for before",
-  genuine: "in a new prompt",
+  gpu_hit: "in a new prompt",
 };
 const SHOWN_MIN = 0.0005; // of the tokens asked for: less is 0.0 %
 
@@ -35,7 +35,7 @@ export function stagesOf(stages, { places, held }) {
   const rows = Object.entries(stages).map(([stage, names]) => {
     const gone = some(names);
     left -= gone.reduce((all, { tokens }) => all + tokens, 0);
-    return { stage, left, gone, found: stage === last ? some(Object.keys(places).filter((place) => !lost.includes(place))) : [], why: names.includes("held_elsewhere") ? held : {} };
+    return { stage, left, gone, found: stage === last ? some(Object.keys(places).filter((place) => !lost.includes(place))) : [], why: names.includes("cached_on_other_replica") ? held : {} };
   });
   return { total, rows: [{ stage: ASKED, left: total, gone: [], found: [], why: {} }, ...rows] };
 }
@@ -63,7 +63,7 @@ function tell(legend, { gone, found, why }, total) {
   keyed(legend, parts, ({ place }) => place, make, (item, { place, tokens, sign }) => {
     const whole = Object.values(why).reduce((all, each) => all + each, 0);
     const causes = Object.entries(why).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([cause, each]) => `${named(cause)} ${percent(share(each, whole), 0)}`);
-    const because = place === "held_elsewhere" && causes.length ? ` (not there for ${causes.join(", ")})` : "";
+    const because = place === "cached_on_other_replica" && causes.length ? ` (not there for ${causes.join(", ")})` : "";
     text(item.lastElementChild, `${named(place)} ${sign}${percent(share(tokens, total))}${because}`);
   });
 }

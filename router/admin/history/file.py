@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from router.admin.history.former_values import with_current_names, with_current_row
 from router.admin.history.intervals import STEP_S, Sums, merge
 from router.admin.history.query_filters import DecisionFilter
 
@@ -179,7 +180,7 @@ class HistoryFile:
         try:
             for (number,) in self._db.execute(query, (before, *values, limit + 1)).fetchall():
                 text = self._db.execute("SELECT json FROM texts WHERE number = ?", (number,)).fetchone()
-                row = zlib.decompress(text[0]) if text else b"null"
+                row = with_current_row(zlib.decompress(text[0])) if text else b"null"
                 size += len(row)
                 if len(found) >= limit or (size > bytes_max and found):
                     return found, True
@@ -224,7 +225,7 @@ class HistoryFile:
 
 
 def _sums(packed: bytes) -> Sums:
-    return msgspec.msgpack.decode(packed, type=dict[str, float])
+    return with_current_names(msgspec.msgpack.decode(packed, type=dict[str, float]))
 
 
 def _check(path: str) -> None:

@@ -34,7 +34,7 @@ _KEYS = {name: tuple(f"{name}:{n}" for n in range(len(bounds) + 1)) for name, bo
 _MISSES = {miss: f"miss:{miss.value}" for miss in MissReason}
 _PLACES = {place: f"place:{place.value}" for place in TokenFate}
 _HELD = {cause.value: f"held:{cause.value}" for cause in SpillCause}
-_HELD_ELSEWHERE = TokenFate.HELD_ELSEWHERE
+_CACHED_ELSEWHERE = TokenFate.CACHED_ON_OTHER_REPLICA
 _PARTS = {"ttft": (0.5, 0.9, 0.99), "itl": (0.5, 0.9, 0.99), "e2e": (0.5, 0.9, 0.99), "waited": (0.9,)}
 _COUNTED = (
     "requests", "placed", "answered", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries",
@@ -116,9 +116,9 @@ class Intervals:
         places = self._places
         for place, tokens in ended.items():
             places[place] += tokens
-        if _HELD_ELSEWHERE in ended and miss is not None:
+        if _CACHED_ELSEWHERE in ended and miss is not None:
             cause = miss.held[1]
-            self._held[cause] = self._held.get(cause, 0) + ended[_HELD_ELSEWHERE]
+            self._held[cause] = self._held.get(cause, 0) + ended[_CACHED_ELSEWHERE]
 
     def sample(self, in_flight: int, waiting: int) -> None:
         """Record the number of requests being answered, and how many of them wait in the router."""

@@ -191,7 +191,7 @@ class HistoryWriter:
     def _wrote(self, file: HistoryFile) -> None:
         if self.status.failing:
             fields = {"path": self._path, "dropped": self._dropped}
-            log.warning("the history is kept again", extra={"event": "history_kept", "fields": fields})
+            log.warning("the history is kept again", extra={"event": "history_recovered", "fields": fields})
         self._retry_s = self._retry_first_s
         decisions_s, intervals_s = file.oldest_s()
         size = file.bytes()

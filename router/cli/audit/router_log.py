@@ -6,6 +6,7 @@ Such a line has no prompt, so it gives no further findings; its places are those
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,7 @@ from msgspec import Struct
 from router.cli.audit.log_requests import NotRequest
 from router.core.placement.spill import SpillCause
 from router.core.types.misses import TokenFate
+from router.former_names import SPILL_CAUSES, TOKEN_FATES
 
 _OWN = b'"router.'  # bytes in every line of a router's log, and in few other lines
 _LOGGER, _EVENT = "router.requests", "request"
@@ -24,7 +26,7 @@ class ServedLine(Struct):
 
     logger: str
     event: str
-    places: dict[TokenFate, int] | None = None
+    places: dict[str, int] | None = None
     held: str = ""  # cause for which the holder was passed over, and the holder: `queue at http://10.0.0.7:8000`
 
 
@@ -35,6 +37,11 @@ class _Any(Struct):
 
 _any = msgspec.json.Decoder(_Any).decode
 _decode = msgspec.json.Decoder(ServedLine).decode
+
+
+def _fates(places: Mapping[str, int]) -> dict[TokenFate, int]:
+    """Return tokens by place, with former names of places replaced. Raises ValueError for an unknown place."""
+    return {TokenFate(TOKEN_FATES.get(place, place)): tokens for place, tokens in places.items()}
 
 
 class Served:
@@ -63,13 +70,15 @@ class Served:
     def _count(self, line: bytes) -> None:
         try:
             served = _decode(line)
-        except msgspec.DecodeError as error:
+            places = None if served.places is None else _fates(served.places)
+        except (msgspec.DecodeError, ValueError) as error:
             raise NotRequest("its places are those of another release") from error
         self.requests += 1
-        if served.places is None:
+        if places is None:
             self.untold += 1
             return
-        self.places.update(served.places)
-        if tokens := served.places.get(TokenFate.HELD_ELSEWHERE):
+        self.places.update(places)
+        if tokens := places.get(TokenFate.CACHED_ON_OTHER_REPLICA):
             cause = served.held.partition(" at ")[0]
+            cause = SPILL_CAUSES.get(cause, cause)
             self.held[cause if cause in set(SpillCause) else _OTHER] += tokens

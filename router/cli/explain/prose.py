@@ -12,6 +12,7 @@ from router.core.insights.ledger.lost_tokens import Loss
 from router.core.placement.spill import SpillCause
 from router.core.types.misses import Difference, DifferenceKind, MissReason, TokenFate
 from router.core.types.placements import PlacementReason
+from router.former_names import SPILL_CAUSES
 
 Row = Mapping[str, Any]
 
@@ -30,17 +31,17 @@ _REASONS = {
         "another replica prefills it and sends the blocks here, which cost less than doing both here"
     ),
 }
-_CAUSES = {
+_CAUSES: Mapping[str, str] = {
     SpillCause.QUEUE: "prefill work waited there",
     SpillCause.KV_SPACE: "its KV memory had no room yet",
     SpillCause.EVICTION: "it would have dropped what others need",
     SpillCause.SPEED: "it computes more slowly",
-    SpillCause.CROWD: "too many answers were being decoded there",
+    SpillCause.DECODE_LOAD: "too many answers were being decoded there",
     SpillCause.TIE: "prices were too close to tell apart",
     SpillCause.POLICY: "the policy does not look at caches, or weighs something else",
     SpillCause.FULL: "it had as many requests as it may have",
     SpillCause.RETRY: "it had been tried, and failed",
-    SpillCause.UNFIT: "it was not ready, resting, or behind an open breaker",
+    SpillCause.UNHEALTHY: "it was not ready, resting, or behind an open breaker",
     SpillCause.ROLE: "it only prefills for others, and one replica was to do it all",
 }
 _MISSES = {
@@ -122,7 +123,8 @@ def _placement(row: Row) -> Iterator[str]:
     for each in row["retries"]:
         yield f"Tried before: {each['replica']}, which failed ({each['kind']})."
     if row.get("spill"):
-        cause = _CAUSES.get(row["spill"], row["spill"])
+        spill = SPILL_CAUSES.get(row["spill"], row["spill"])
+        cause = _CAUSES.get(spill, spill)
         more = f"holds {_count(row['spilled_tokens'])} tokens more"
         who = f"{row['held_by']}, which {more}," if row.get("held_by") else f"A replica that {more}"
         yield f"{who} was passed over: {cause}."

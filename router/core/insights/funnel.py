@@ -15,7 +15,7 @@ from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
 _PLACES = {
     MissReason.DIVERGED: TokenFate.REWRITTEN,
     MissReason.EVICTED: TokenFate.EVICTED_HERE,
-    MissReason.SPILLED: TokenFate.HELD_ELSEWHERE,
+    MissReason.SPILLED: TokenFate.CACHED_ON_OTHER_REPLICA,
     MissReason.REPLICA_LOST: TokenFate.REPLICA_LOST,
     MissReason.IDENTITY: TokenFate.IDENTITY,
     MissReason.MISPREDICTED: TokenFate.MISPREDICTED,
@@ -25,7 +25,7 @@ _PLACES = {
     MissReason.TAIL: TokenFate.TAIL,
 }
 _HERE, _OTHERS, _NEVER_SEEN = TokenFate.EVICTED_HERE, TokenFate.EVICTED_BY_OTHERS, TokenFate.NEVER_SEEN
-_TIER, _PULLED, _REPLAY, _GENUINE = TokenFate.TIER, TokenFate.PULLED, TokenFate.REPLAY, TokenFate.GENUINE
+_TIER, _PULLED, _REPLAY, _GPU_HIT = TokenFate.TIER, TokenFate.PULLED, TokenFate.REPLAY, TokenFate.GPU_HIT
 
 
 def token_fates(miss: TokenBreakdown, *, replay: bool) -> dict[TokenFate, int]:
@@ -48,5 +48,5 @@ def token_fates(miss: TokenBreakdown, *, replay: bool) -> dict[TokenFate, int]:
     if pulled:
         places[_PULLED] = pulled
     if miss.hit > loaded + pulled:
-        places[_REPLAY if replay else _GENUINE] = miss.hit - loaded - pulled
+        places[_REPLAY if replay else _GPU_HIT] = miss.hit - loaded - pulled
     return places

@@ -1,12 +1,12 @@
 """The reason why a request did not go to the replica that holds the longest part of its prompt.
 
-A holder may be unavailable (`retry`, `full`, `unfit`). The policy may not consider caches (`policy`), or may not
+A holder may be unavailable (`retry`, `full`, `unhealthy`). The policy may not consider caches (`policy`), or may not
 distinguish the prices (`tie`). Otherwise the holder was more expensive. Then the cause is the term of its price with
 the largest excess over the chosen replica:
 
 - `queue`, `kv_space` or `eviction`
 - `speed`: the holder takes longer for fewer tokens
-- `crowd`: too many answers already decode there
+- `decode_load`: too many answers already decode there
 
 The terms are those of the price, as it weights them (policies/warm.py): `explain` shows the same ones.
 """
@@ -29,12 +29,12 @@ class SpillCause(StrEnum):
     KV_SPACE = "kv_space"  # the holder's KV pool has no space yet, and others wait for it too
     EVICTION = "eviction"  # the holder would drop blocks that others would compute again
     SPEED = "speed"  # the holder prefills more slowly
-    CROWD = "crowd"  # decode contention: answers at the holder and this one would slow each other down
+    DECODE_LOAD = "decode_load"  # decode contention: answers at the holder and this one would slow each other down
     TIE = "tie"  # prices too close to distinguish: the ring or the home decided
     POLICY = "policy"  # the policy does not consider caches, or weighs other terms
     FULL = "full"  # the holder has the maximum number of requests
     RETRY = "retry"  # the request failed on the holder
-    UNFIT = "unfit"  # not ready, in cooldown, or with an open breaker
+    UNHEALTHY = "unhealthy"  # not ready, in cooldown, or with an open breaker
     ROLE = "role"  # the holder only prefills for others, and the request needed one replica for both stages
 
 
@@ -73,8 +73,8 @@ def spill(
         if c.cached_tokens > most or (holder is not None and c.cached_tokens == most and _dues(c) < _dues(holder)):
             holder, most = c, c.cached_tokens
     if away is not None and elsewhere[away] > most:
-        cause = SpillCause.RETRY if away in exclude else SpillCause.FULL if away in full else SpillCause.UNFIT
-        if cause is SpillCause.UNFIT and away in role:
+        cause = SpillCause.RETRY if away in exclude else SpillCause.FULL if away in full else SpillCause.UNHEALTHY
+        if cause is SpillCause.UNHEALTHY and away in role:
             cause = SpillCause.ROLE
         return Spill(cause, elsewhere[away] - chosen.cached_tokens, away)
     if holder is None:
@@ -119,7 +119,7 @@ _CAUSES = {
     "evicted_ms": SpillCause.EVICTION,
     "evicted_again_ms": SpillCause.EVICTION,
     "uncached_ms": SpillCause.SPEED,
-    "stalled_ms": SpillCause.CROWD,
-    "decode_ms": SpillCause.CROWD,
-    "slowed_ms": SpillCause.CROWD,
+    "stalled_ms": SpillCause.DECODE_LOAD,
+    "decode_ms": SpillCause.DECODE_LOAD,
+    "slowed_ms": SpillCause.DECODE_LOAD,
 }

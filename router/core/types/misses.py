@@ -42,20 +42,20 @@ class TokenFate(StrEnum):
     REPLICA_LOST = "replica_lost"  # the replica that had cached these tokens has left, or was restarted
     EVICTED_HERE = "evicted_here"  # the chosen replica evicted these tokens
     EVICTED_BY_OTHERS = "evicted_by_others"  # other replicas evicted these tokens
-    HELD_ELSEWHERE = "held_elsewhere"  # another replica has cached these tokens, and was passed over
+    CACHED_ON_OTHER_REPLICA = "cached_on_other_replica"  # another replica has cached these tokens, and was passed over
     # the replica's cache was predicted to have these tokens, and its engine did not find them
     MISPREDICTED = "mispredicted"
     TIER = "tier"  # tokens found in memory or files outside the GPU, and loaded
     PULLED = "pulled"  # tokens from another replica's memory
     REPLAY = "replay"  # tokens of a prompt that was requested before, found on the GPU
-    GENUINE = "genuine"  # tokens of a new prompt, found on the GPU
+    GPU_HIT = "gpu_hit"  # tokens of a new prompt, found on the GPU
 
 
 FUNNEL_STAGES = {
     "seen": (TokenFate.UNSUPPORTED, TokenFate.NEVER_SEEN, TokenFate.TAIL),
     "unchanged": (TokenFate.REWRITTEN, TokenFate.IDENTITY),
     "kept": (TokenFate.REPLICA_LOST, TokenFate.EVICTED_HERE, TokenFate.EVICTED_BY_OTHERS),
-    "reached": (TokenFate.HELD_ELSEWHERE,),
+    "reached": (TokenFate.CACHED_ON_OTHER_REPLICA,),
     "hit": (TokenFate.MISPREDICTED,),
 }
 """Stages of the way from request to hit, each with the places of the tokens that do not reach it. Places without a

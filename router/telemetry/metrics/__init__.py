@@ -24,6 +24,7 @@ from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import per_model
 from router.telemetry.metrics.epp_pool import EppPool
 from router.telemetry.metrics.families import families
+from router.telemetry.metrics.former import WithFormerNames, with_former_names
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.request_groups import make_group_families
 from router.telemetry.metrics.samples import MetricSources
@@ -53,10 +54,12 @@ class Metrics:
         otel_names: bool = False,
         aliases: Sequence[str] = (),
         splits: bool = False,
+        former_names: bool = False,
     ) -> None:
         """`process`: the page ends with the kernel's figures of this process, which are in no registry. `otel_names`:
         the page also has OpenTelemetry's metrics of generative AI. `aliases`: the page also has the metrics of these
-        endpoint pickers (telemetry/epp.py). `splits`: some requests may use disaggregated prefill."""
+        endpoint pickers (telemetry/epp.py). `splits`: some requests may use disaggregated prefill. `former_names`: the
+        page also has renamed metrics under their former names (metrics/former.py)."""
         figures = figures or MetricSources()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineHitRate()
         self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
@@ -79,7 +82,8 @@ class Metrics:
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
         self._totals = figures.totals
-        self._read: tuple[Collector, ...] = (
+        self._former_names = former_names
+        read: tuple[Collector, ...] = (
             Gauges(router, self._tallies, figures),
             Replicas(router, clock, figures.engine_version),
             Sources(figures),
@@ -88,6 +92,7 @@ class Metrics:
             Events(router, figures),
             *([EppPool(aliases, router, self._tallies, figures)] if aliases else ()),
         )
+        self._read = tuple(WithFormerNames(each) for each in read) if former_names else read
         self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._collect_tallies), *self._read, _Counted(self._collect_groups)):
@@ -173,7 +178,10 @@ class Metrics:
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.import_ledger(ledger)
-        return [*self._tallies.list_families(), *[each for tallies in self._others for each in tallies.list_families()]]
+        own = self._tallies.list_families()
+        if self._former_names:
+            own = list(with_former_names(own))
+        return [*own, *[each for tallies in self._others for each in tallies.list_families()]]
 
     def _collect_groups(self) -> list[Counter | Histogram]:
         ledger = self._ledger()

@@ -11,8 +11,6 @@ from prometheus_client.utils import floatToGoString
 
 from router.telemetry.series import Counter, Gauge, Histogram
 
-OLD_NAMES_UNTIL = "0.3"  # release in which old names are gone
-
 
 def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
     """Yield a tally's series as families of up to `samples_max` samples. A series is never split. A tally without
@@ -67,15 +65,6 @@ def gauge(
         if value is not None:
             family.add_metric(label_values, value)
     return family
-
-
-def duplicate_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFamily]:
-    """Yield a gauge, then the same samples under the name that it has until OLD_NAMES_UNTIL."""
-    yield family
-    text = f"Old name of {family.name}, until {OLD_NAMES_UNTIL}."
-    alias = GaugeMetricFamily(f"warmroute_{old}", text)
-    alias.samples = [sample._replace(name=alias.name) for sample in family.samples]
-    yield alias
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:

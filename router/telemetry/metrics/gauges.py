@@ -16,10 +16,11 @@ from router.core.fleet.breaker import State
 from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
 from router.core.types.placements import REPLICA_GRADES
+from router.former_names import UNTIL
 from router.telemetry.build import Build, build
 from router.telemetry.counters import RequestMetrics
 from router.telemetry.loop_lag import BOUNDS_S
-from router.telemetry.metrics.families import OLD_NAMES_UNTIL, counter, counters, duplicate_old_name, gauge, histogram
+from router.telemetry.metrics.families import counter, counters, gauge, histogram
 from router.telemetry.metrics.per_model import UnderWay
 from router.telemetry.metrics.samples import MetricSources
 
@@ -36,7 +37,7 @@ class Gauges(Collector):
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield from self._collect_by_model()
         text = "Queued requests that are deferred because their prompts would evict too much of a cache."
-        yield gauge("held_requests", text, (), [((), figures.held())])
+        yield gauge("deferred_requests", text, (), [((), figures.held())])
         yield gauge("queued_bytes", "Bytes of the bodies of queued requests.", (), [((), figures.queued()[1])])
         yield from self._rates()
         text = (
@@ -44,7 +45,7 @@ class Gauges(Collector):
         )
         ledger = figures.ledger()
         diversity = ledger.diversity.value if ledger is not None else None
-        yield from duplicate_old_name(gauge("prompt_diversity_ratio", text, (), [((), diversity)]), "prompt_diversity")
+        yield gauge("prompt_diversity_ratio", text, (), [((), diversity)])
         text = "Prompts not compared with an earlier one because a limit of the observatory was reached."
         yield counter("differences_unexplained", text, totals.count_unexplained())
         index = self._router.index
@@ -68,7 +69,7 @@ class Gauges(Collector):
             "history_decisions_dropped", "Decisions not written to the history file because its queue was full.", lost
         )
         text = "Placements on replicas that were not ready, because no other replica was left."
-        yield counter("panic_placements", text, self._router.panics)
+        yield counter("panic_mode_placements", text, self._router.panics)
         count, closed = totals.connections()
         yield gauge("connections", "Open client connections.", (), [((), count)])
         text = "Bytes of request bodies being received, queued, or sent to a replica that has not begun to answer."
@@ -111,7 +112,7 @@ class Gauges(Collector):
         old = [(("predicted",), predicted / prompt if prompt else None), (("actual",), actual)]
         text = (
             "Cache hit ratio of all models: `predicted`, and `actual` for answers with a cached-token count;"
-            f" until {OLD_NAMES_UNTIL}, see token_hit_ratio."
+            f" until {UNTIL}, see token_hit_ratio."
         )
         yield gauge("token_hit_rate", text, ("kind",), old)
 
@@ -130,7 +131,7 @@ class Replicas(Collector):
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
         # The list of replicas is read for each family: a replica may leave between two families.
-        text = f"Always 1; identity of the replica, for joins. The label name exists until {OLD_NAMES_UNTIL}."
+        text = f"Always 1; identity of the replica, for joins. The label name exists until {UNTIL}."
         yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in router.members])
         text = "Replicas that serve the base model and may receive requests."
         yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
@@ -143,14 +144,11 @@ class Replicas(Collector):
         )
         yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
-        used = each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
-        yield from duplicate_old_name(used, "replica_kv_usage")
+        yield each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
         yield each("kv_tokens", "Size of the KV pool in tokens.", lambda m: m.load.kv_tokens_max)
         yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: router.index.blocks(m.id))
-        share = each(
-            "share_ratio", "Fraction of the replica's computed prompt tokens that this router sent.", lambda m: m.share
-        )
-        yield from duplicate_old_name(share, "replica_share")
+        text = "Fraction of the replica's computed prompt tokens that this router sent."
+        yield each("share_ratio", text, lambda m: m.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
@@ -166,7 +164,7 @@ class Replicas(Collector):
         yield counters("replica_restarts", text, "replica", ((id_, restarts) for id_, restarts, _ in sources))
         text = "Metrics pages from a different process without a restart, because several processes answer alternately."
         yield counters("replica_ignored_restarts", text, "replica", ((id_, ignored) for id_, _, ignored in sources))
-        text = f"Prefix-cache hits divided by queries since the engine started; until {OLD_NAMES_UNTIL}."
+        text = f"Prefix-cache hits divided by queries since the engine started; until {UNTIL}."
         yield each("hit_rate", text, _engine_rate)
         yield gauge(
             "replica_breaker",
@@ -228,7 +226,7 @@ class Links(Collector):
             "1 while this router receives its own messages through the shared store, so that others can;"
             " 0 while it is alone."
         )
-        yield gauge("sharing_whole", text, (), [] if found is None else [((), float(found.whole))])
+        yield gauge("peering_connected", text, (), [] if found is None else [((), float(found.whole))])
         text = "1 while the shared store accepts writes; 0 while it is full, read-only or absent."
         yield gauge("sharing_writable", text, (), [] if found is None else [((), float(found.writable))])
         text = "Routers that this one receives messages from, including itself."
@@ -243,7 +241,7 @@ class Links(Collector):
         sizes = ((kind, counts.get(f"{kind}_bytes", 0)) for kind in ("said", "heard"))
         yield counters("sharing_bytes", text, "kind", sizes)
         text = "Times that this router continued alone because it no longer received its own messages."
-        yield counter("sharing_interruptions", text, counts.get("interruptions", 0))
+        yield counter("peering_disconnects", text, counts.get("interruptions", 0))
         text = "Failures of the shared store, by kind."
         yield counters("sharing_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))
 
@@ -259,7 +257,7 @@ class States(Collector):
         found = self._figures.state()
         blocks, replicas, files = (found.blocks, found.replicas, found.files) if found is not None else ({}, {}, {})
         text = "Blocks restored from before this router's start, by source of the knowledge."
-        yield gauge("state_restored_blocks", text, ("source",), [((name,), float(blocks[name])) for name in blocks])
+        yield gauge("snapshot_restored_blocks", text, ("source",), [((name,), float(blocks[name])) for name in blocks])
         text = "Replicas with saved state from before this router's start, by outcome of its restoration."
         yield gauge("state_replicas", text, ("result",), [((name,), float(replicas[name])) for name in replicas])
         text = "Writes of the file in which this router saves its state, by result."
@@ -295,7 +293,7 @@ class Events(Collector):
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge(
-            "replica_held_blocks", "Blocks cached on the replica, according to its KV events.", ("replica",), held
+            "replica_cached_blocks", "Blocks cached on the replica, according to its KV events.", ("replica",), held
         )
         tiers = [((id_, tier), count) for id_, ledger in ledgers.items() for tier, count in ledger.tier_blocks()]
         text = "Blocks cached outside the replica's GPU, by tier, according to KV events; `shared` is the whole store."
@@ -309,8 +307,7 @@ class Events(Collector):
         yield gauge("replica_load_seconds_per_token", text, ("replica", "tier"), loads)
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
         text = "Fraction of the replica's last 200 answers whose cached tokens were predicted exactly."
-        equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
-        yield from duplicate_old_name(equal, "replica_predictions_equal")
+        yield gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
         text = "Prompts for tokenization, by outcome."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())
 

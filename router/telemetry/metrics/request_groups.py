@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from router.core.insights.ledger.decaying_sums import HIT, PROMPT, REQUESTS, TOOL_CALLS
 from router.core.insights.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Label
-from router.telemetry.metrics.families import OLD_NAMES_UNTIL
+from router.former_names import UNTIL
 from router.telemetry.series import Counter, Gauge, Histogram
 
 LABELS = ("route", "tenant", "tools", "step", "agent")
@@ -24,7 +24,7 @@ def make_group_families(groups: Mapping[Label, Group]) -> list[Counter | Histogr
         "group_hit_tokens", "Cached prompt tokens by group: by the engine's count, else as predicted.", *LABELS
     )
     calls = Counter("group_tool_calls", "Tool calls in the history of prompts, by group.", *LABELS)
-    text = f"Median number of prompt tokens of the group's last requests; until {OLD_NAMES_UNTIL}."
+    text = f"Median number of prompt tokens of the group's last requests; until {UNTIL}."
     p50 = Gauge("group_prompt_tokens_p50", text, *LABELS)
     lengths = Histogram(
         "group_prompt_length_tokens", "Prompt tokens per request, by group.", GROUP_PROMPT_TOKENS, *LABELS

@@ -28,7 +28,7 @@ from tests.core.placement.placing import World, chat, words
 from tests.core.placement.tiered_fleet import TOKENS, TieredFleet
 from tests.core.ready import router_of
 
-FOUND = (TokenFate.TIER, TokenFate.PULLED, TokenFate.REPLAY, TokenFate.GENUINE)
+FOUND = (TokenFate.TIER, TokenFate.PULLED, TokenFate.REPLAY, TokenFate.GPU_HIT)
 WINDOW_S = 3_600.0
 FIRST, SECOND = words(1, 2_000), words(2, 2_000)
 counts = st.integers(0, 5_000)
@@ -268,12 +268,12 @@ HISTORIES: dict[TokenFate, Callable[[], Places]] = {
     TokenFate.REPLICA_LOST: gone_with_its_replica,
     TokenFate.EVICTED_HERE: dropped_here,
     TokenFate.EVICTED_BY_OTHERS: dropped_there,
-    TokenFate.HELD_ELSEWHERE: held_there,
+    TokenFate.CACHED_ON_OTHER_REPLICA: held_there,
     TokenFate.MISPREDICTED: said_and_not_found,
     TokenFate.TIER: behind_the_gpu,
     TokenFate.PULLED: sent_by_another,
     TokenFate.REPLAY: asked_again,
-    TokenFate.GENUINE: next_turn,
+    TokenFate.GPU_HIT: next_turn,
 }
 
 
@@ -294,5 +294,5 @@ def test_what_others_dropped_is_the_same_part_of_what_is_left() -> None:
         TokenFate.EVICTED_HERE: 300,
         TokenFate.EVICTED_BY_OTHERS: 150,
         TokenFate.TAIL: 100,
-        TokenFate.GENUINE: 450,
+        TokenFate.GPU_HIT: 450,
     }

@@ -28,7 +28,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
         ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, SpillCause.KV_SPACE),
         ({"evicted_ms": 900.0, "pending_ms": 100.0}, SpillCause.EVICTION),
         ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, SpillCause.SPEED),
-        ({"pending_ms": 100.0, "decode_ms": 9_000.0}, SpillCause.CROWD),
+        ({"pending_ms": 100.0, "decode_ms": 9_000.0}, SpillCause.DECODE_LOAD),
         ({}, SpillCause.POLICY),
     ],
 )
@@ -42,7 +42,7 @@ def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float],
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("exclude", SpillCause.RETRY), ("full", SpillCause.FULL), ("", SpillCause.UNFIT)],
+    [("exclude", SpillCause.RETRY), ("full", SpillCause.FULL), ("", SpillCause.UNHEALTHY)],
 )
 def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
     """A holder of more that was no candidate says why it was none."""
