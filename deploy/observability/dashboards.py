@@ -83,7 +83,7 @@ def reaching() -> list[tuple[str, str]]:
 
     asked = tokens_of(MODEL)
     lost: list[tuple[TokenFate, ...]] = list(accumulate(FUNNEL_STAGES.values()))
-    others = [f'{MODEL},place!~"{"|".join(places)}"' for places in lost]
+    others = [f'{MODEL},fate!~"{"|".join(places)}"' for places in lost]
     parts = [f"({tokens_of(labels)} or 0 * {asked})" for labels in others]
     return [(ratio(part, asked), name) for part, name in zip([asked, *parts], ["asked", *FUNNEL_STAGES], strict=True)]
 
@@ -139,11 +139,11 @@ ENDED = (
     ("replica_lost", "purple"),
     ("evicted_here", "orange"),
     ("evicted_by_others", "dark-orange"),
-    ("held_elsewhere", YELLOW),
+    ("cached_on_other_replica", YELLOW),
     ("tier", "light-green"),
     ("pulled", "light-blue"),
     ("replay", "blue"),
-    ("genuine", GREEN),
+    ("gpu_hit", GREEN),
 )
 MARKS = (
     Mark("Settings read again", f'sum(increase(warmroute_reloads_total{{{OF},result="ok"}}[2m])) > 0', "blue"),
@@ -358,9 +358,9 @@ OVERVIEW = Board(
                     "Where prompt tokens end",
                     "Prompt tokens per second by final place, each token in one place. rewritten: fix the client that"
                     " writes the prompts (/admin/advice). evicted_here, evicted_by_others: enlarge caches."
-                    " held_elsewhere: see the spillover below. replica_lost: restarts. tier, pulled, replay and"
-                    " genuine are the hits.",
-                    [(rate("warmroute_token_fate_total", "place", MODEL), "{{place}}")],
+                    " cached_on_other_replica: see the spillover below. replica_lost: restarts. tier, pulled,"
+                    " replay and gpu_hit are the hits.",
+                    [(rate("warmroute_token_fate_total", "fate", MODEL), "{{fate}}")],
                     TOKENS, stack=True, fixed=ENDED,
                 ),
             ]
@@ -390,9 +390,9 @@ OVERVIEW = Board(
                 Panel(
                     "Spillover and why",
                     "Tokens per second that are computed again although another replica caches them. queue: that"
-                    " replica has too much work. kv_space, eviction: its cache is too small. crowd: too many streams"
-                    " decode there. full, retry, unfit: it could not be used. tie: the difference is too small to"
-                    " matter. policy: the policy ignores caches.",
+                    " replica has too much work. kv_space, eviction: its cache is too small. decode_load: too many"
+                    " streams decode there. full, retry, unhealthy: it could not be used. tie: the difference is too"
+                    " small to matter. policy: the policy ignores caches.",
                     [(rate("warmroute_spilled_tokens_total", "cause", MODEL), "{{cause}}")],
                     TOKENS, stack=True,
                 ),
@@ -806,7 +806,7 @@ REQUESTS = Board(
                     [
                         (
                             ratio(
-                                rate("warmroute_ttft_deadlines_total", "priority", MODEL + ',kept="in_time"'),
+                                rate("warmroute_ttft_deadlines_total", "priority", MODEL + ',result="in_time"'),
                                 rate("warmroute_ttft_deadlines_total", "priority", MODEL),
                             ),
                             "{{priority}}",

@@ -25,6 +25,7 @@ from loadtest.docgen.curve import curve_block
 from loadtest.docgen.demo import broken_promises, demo_block, median_rows
 from loadtest.docgen.faults import faults_block
 from loadtest.docgen.forecasts import forecasts_block
+from loadtest.docgen.former_names import former_names_tables
 from loadtest.docgen.growth import growth_block
 from loadtest.docgen.layers import layers
 from loadtest.docgen.linked_replicas import pulls_block, split_block
@@ -65,6 +66,7 @@ PICTURES = "docs/evidence"
 BLOCKS = {
     "settings": "docs/reference/settings.md",
     "metrics": "docs/reference/metrics.md",
+    "former-names": "docs/reference/former-names.md",
     "policies": "docs/reference/policies.md",
     "zoo": "docs/reference/instruments.md",
     "zoo-figures": "docs/evidence/simulation.md",
@@ -107,6 +109,7 @@ BLOCKS = {
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
+    "former-names": former_names_tables,
     "policies": policies_table,
     "zoo": zoo_table,
     "layers": lambda: layers((ROOT / "pyproject.toml").read_text(encoding="utf-8")),

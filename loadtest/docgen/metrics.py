@@ -21,17 +21,18 @@ from router.telemetry.record import RequestRecord
 def metrics_table() -> str:
     """Return every metric with its type, labels and help text, from the registry of a router with a replica."""
     rows = []
-    for family in _exercised_metrics().registry.collect():
+    for family in exercised_metrics().registry.collect():
         if not family.samples:
-            raise PageError(f"{family.name} has no series: add what it needs to _exercised_metrics")
+            raise PageError(f"{family.name} has no series: add what it needs to exercised_metrics")
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = dict.fromkeys(label for s in family.samples for label in s.labels if label != "le")
         rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))
     return table(("name", "type", "labels", "meaning"), rows)
 
 
-def _exercised_metrics() -> Metrics:
-    """Return metrics with at least one series each: a replica with all reports, and a request that failed once."""
+def exercised_metrics(*, former_names: bool = False) -> Metrics:
+    """Return metrics with at least one series each: a replica with all reports, and a request that failed once.
+    `former_names`: with those of renamed metrics, which have a page of their own."""
     id_ = "http://10.0.0.1:8000"
     router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
     router.replace([Replica(id_, name="serving/vllm-0")])
@@ -57,7 +58,7 @@ def _exercised_metrics() -> Metrics:
         sharing=lambda: PeeringMetrics(True, 2, 0, True, 0.001, {}, {}),
         state=lambda: SnapshotMetrics({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
-    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True, splits=True)
+    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True, splits=True, former_names=former_names)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)

@@ -132,14 +132,14 @@ async def test_the_funnel_drops_from_asked_to_hit(tab: Tab) -> None:
         for _, parts in stages[:-1]:
             assert sum(width for _, width in parts) == pytest.approx(left, abs=0.1)
             left = parts[0][1]
-        hits = [width for kind, width in stages[-1][1] if kind in {"fill-tier", "fill-replay", "fill-genuine"}]
+        hits = [width for kind, width in stages[-1][1] if kind in {"fill-tier", "fill-replay", "fill-gpu_hit"}]
         assert len(hits) == 3
         rate = (await tab.text("#tile-hit")).split("\n")[1]
         assert float(rate.removesuffix(" %")) == pytest.approx(sum(hits), abs=0.1)
         words = await tab.text("#funnel")
-        assert "held elsewhere" in words
+        assert "cached on other replica" in words
         assert "not there for queue 100 %" in words
-        for place in ("rewritten", "evicted here", "evicted by others", "never seen", "tier", "replay", "genuine"):
+        for place in ("rewritten", "evicted here", "evicted by others", "never seen", "tier", "replay", "gpu hit"):
             assert place in words, place
 
 

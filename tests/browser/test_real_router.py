@@ -47,7 +47,7 @@ async def measured(client: ClientSession, app: RouterServer) -> tuple[Counter[st
             if sample.name == "warmroute_hit_tokens_total":
                 hits[sample.labels["kind"]] += int(sample.value)
             if sample.name == "warmroute_token_fate_total":
-                places[sample.labels["place"]] += int(sample.value)
+                places[sample.labels["fate"]] += int(sample.value)
     return misses, hits, places
 
 

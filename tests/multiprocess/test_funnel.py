@@ -46,15 +46,15 @@ async def test_audit_of_the_routers_log_tells_what_its_metrics_do(tmp_path: Path
             live = Counter[str]()
             async with asyncio.timeout(60):
                 while live.total() < sum(map(prompt_tokens, lines)):
-                    live = await sums(client, running.admin_url, "warmroute_token_fate_total", "place")
+                    live = await sums(client, running.admin_url, "warmroute_token_fate_total", "fate")
     path.write_text("".join(lines))
     assert main(["audit", str(path), "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     (figures,) = [row for row in rows if row["case"] == "log"]
     served = Counter({row["place"]: row["served_tokens"] for row in rows if row["case"] == "place"})
     assert served == +live
-    assert served["held_elsewhere"] > 500
-    assert figures["served_held"] == {"policy": served["held_elsewhere"]}
+    assert served["cached_on_other_replica"] > 500
+    assert figures["served_held"] == {"policy": served["cached_on_other_replica"]}
     assert figures["served_requests"] - figures["served_untold"] == len(asked)
     assert figures["requests"] == figures["unread_lines"] == 0
 

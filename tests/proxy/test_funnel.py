@@ -26,7 +26,7 @@ from tests.engines.test_exact import BLOCK, CHAT, graded, replicas, routing
 from tests.support.fakes import FakeEngine, running, status
 
 LONG = [f"{word} and so on. " * 200 for word in ("Tides", "Rivers", "Clouds", "Storms", "Frosts")]
-FOUND = ("tier", "replay", "genuine")
+FOUND = ("tier", "replay", "gpu_hit")
 
 
 async def sums(client: ClientSession, url: str, name: str, label: str = "") -> Counter[str]:
@@ -91,19 +91,19 @@ async def test_it_adds_up_to_what_engines_count(client: ClientSession, policy: s
             assert sum(row["places"].values()) == usage["prompt_tokens"]
             found = sum(row["places"].get(place, 0) for place in FOUND)
             assert found == usage["prompt_tokens_details"]["cached_tokens"]
-            if row["places"].get("held_elsewhere"):
+            if row["places"].get("cached_on_other_replica"):
                 assert row["held_by"] in set(engines.urls) - {row["replica"]}
                 assert row["spill"]
         after = await engines_counted(client, engines.urls)
         prompt, hits = (after[n] - before[n] for n in range(2))
-        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "fate")
         points = (await page(client, app, "/admin/series"))["points"]
         rows = (await page(client, app, "/admin/decisions?limit=500"))["decisions"]
         stages = (await page(client, app, "/admin/observatory"))["stages"]
     assert set(metric) == set(TokenFate)
     assert metric.total() == prompt
     assert abs(sum(metric[place] for place in FOUND) - hits) <= BLOCK * len(traffic())
-    assert metric["replay"] + metric["genuine"] > 0
+    assert metric["replay"] + metric["gpu_hit"] > 0
     assert metric["evicted_here"] + metric["evicted_by_others"] > 500
     told = Counter[str]()
     for row in rows:
@@ -114,7 +114,7 @@ async def test_it_adds_up_to_what_engines_count(client: ClientSession, policy: s
         series.update(point.get("places", {}))
         held.update(point.get("held", {}))
     assert series == +metric
-    assert held.total() == metric["held_elsewhere"]
+    assert held.total() == metric["cached_on_other_replica"]
     assert stages == {stage: list(places) for stage, places in FUNNEL_STAGES.items()}
 
 
@@ -129,7 +129,7 @@ async def test_audit_of_prompts_tells_what_a_router_with_room_told(client: Clien
             for each in asked:
                 usage = await ask(client, app, each)
                 file.write(json.dumps({"path": CHAT, "body": each, "usage": usage}) + "\n")
-        live = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
+        live = await sums(client, app.admin_url, "warmroute_token_fate_total", "fate")
     assert main(["audit", str(log), "--json", str(out)]) == 0
     rows = [row for row in json.loads(out.read_text())["rows"] if row["case"] == "place"]
     offline = Counter({row["place"]: row["tokens"] for row in rows})
@@ -137,7 +137,7 @@ async def test_audit_of_prompts_tells_what_a_router_with_room_told(client: Clien
     assert {place for place, tokens in live.items() if tokens} == set(offline)
     for place in TokenFate:
         assert abs(offline[place] - live[place]) <= BLOCK * len(asked), (place, offline, live)
-    assert offline["genuine"] > 700
+    assert offline["gpu_hit"] > 700
     assert offline["replay"] > 700
 
 
@@ -149,7 +149,7 @@ async def test_what_was_not_computed_has_no_place(client: ClientSession, engine:
             engine.script.append(status(code))
             async with client.post(app.url + CHAT, json=body("hello", model="m")) as response:
                 assert response.status in (code, 502)
-        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "fate")
         rows = (await page(client, app, "/admin/decisions"))["decisions"]
     assert metric == dict.fromkeys(TokenFate, 0)
     assert [row["places"] for row in rows] == [None, None]
@@ -159,8 +159,8 @@ async def test_places_without_an_observatory(client: ClientSession, engine: Fake
     """Nobody explains misses: hits by the engine's count have their place, and all else is what nobody read."""
     async with running(engine, observatory__enabled=False) as app:
         await ask(client, app, body(LONG[0], model="m"))
-        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "place")
-    assert +metric == {"genuine": 32, "unsupported": 68}
+        metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "fate")
+    assert +metric == {"gpu_hit": 32, "unsupported": 68}
 
 
 @pytest.mark.inside

@@ -83,7 +83,7 @@ async def test_rolling_restart(client: ClientSession) -> None:
             said = said_in(chunks_of(got))
             assert (said["text"], said["usage"]) == expected(path, body)
             assert (said["names"], said["ids"], len(said["finish"])) == (1, [], 1)
-        moved = await metric(app, 'warmroute_stream_failovers_total{cause="drain",how="exact"}')
+        moved = await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}')
         assert STREAMS <= moved <= len(streams)
         page = (await app.hub.metrics.page_in_slices()).decode()
         assert "# TYPE warmroute_replica_failures_total counter" in page
@@ -115,7 +115,7 @@ async def test_begins_after_its_replica_leaves(client: ClientSession) -> None:
         may_begin.set()
         async with asyncio.timeout(60):
             assert said_in(chunks_of(await asking)) == said_in(whole(COMPLETIONS, body))
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="drain",how="exact"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}') == 1
 
 
 async def test_hand_over(client: ClientSession) -> None:
@@ -131,7 +131,7 @@ async def test_hand_over(client: ClientSession) -> None:
         app.edge.on_replica_removed((one if one.at_work.is_set() else two).url)
         got = await asking
         assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="drain",how="exact"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}') == 1
         failures = [
             line
             for line in (await app.hub.metrics.page_in_slices()).decode().splitlines()
@@ -206,7 +206,7 @@ async def test_back_in_time(client: ClientSession) -> None:
         assert not asking.done()
         busy.go_on.set()
         assert said_in(chunks_of(await asking)) == said_in(whole(CHAT, body_of(CHAT)))
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="drain",how="exact"}') == 0
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}') == 0
 
 
 @pytest.mark.parametrize("refusal", [status(429, headers={"Retry-After": "1"}), status(500)], ids=["full", "fails"])

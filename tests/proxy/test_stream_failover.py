@@ -110,7 +110,7 @@ async def test_kinds_of_breaks(client: ClientSession, how: str) -> None:
         got = await asked(client, app, CHAT, body)
         assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
         cause = "broke_midway" if how == "close" else "unfinished"
-        assert await metric(app, f'warmroute_stream_failovers_total{{cause="{cause}",how="exact"}}') == 1
+        assert await metric(app, f'warmroute_stream_failovers_total{{mode="exact",reason="{cause}"}}') == 1
 
 
 async def test_random_kills(client: ClientSession) -> None:
@@ -138,9 +138,9 @@ async def test_random_kills(client: ClientSession) -> None:
                 assert said_in(chunks_of(got)) == said_in(whole(path, body))
         differs = await metric(app, 'warmroute_stream_failovers_refused_total{reason="differs"}')
         assert differs == honest < 5 * KILLS
-        continued = await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="exact"}')
+        continued = await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="broke_midway"}')
         assert 0 < continued <= 20 * KILLS - honest  # of others all was said
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 0
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="approximate",reason="broke_midway"}') == 0
         assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="again"}') == 0
 
 
@@ -197,7 +197,7 @@ async def test_messages(client: ClientSession) -> None:
                 assert final.usage.input_tokens == unbroken.usage.input_tokens
                 assert final.stop_reason in ("end_turn", "max_tokens")
                 whole_ones += final == unbroken
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 5
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="approximate",reason="broke_midway"}') == 5
     assert whole_ones >= 2
 
 
@@ -257,7 +257,7 @@ async def test_honest_where_not_exact(client: ClientSession) -> None:
         script(one, two, Speaking(after=7))
         got = await asked(client, app, CHAT, body, **{"x-warmroute-stream-failover": "approximate"})
         assert b"stream_broken" not in got
-        assert await metric(app, 'warmroute_stream_failovers_total{cause="broke_midway",how="approximate"}') == 1
+        assert await metric(app, 'warmroute_stream_failovers_total{mode="approximate",reason="broke_midway"}') == 1
 
 
 async def test_once(client: ClientSession) -> None:

@@ -18,7 +18,7 @@ from tests.real.vllm_server import get, sample
 READY_TIMEOUT_S = 120.0
 NOTICE_TIMEOUT_S = 60.0
 GRACE_S = 20.0
-PLACE = re.compile(r"^warmroute_token_fate_total\{.*place=\"(\w+)\".*\} (\S+)$", re.MULTILINE)
+PLACE = re.compile(r"^warmroute_token_fate_total\{.*fate=\"(\w+)\".*\} (\S+)$", re.MULTILINE)
 LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 
 

@@ -281,7 +281,7 @@ async def test_places_are_what_the_engines_counted(
     figures(f"places of {prompt:,.0f} tokens, {hits:,.0f} of them hits by vLLM: {dict(ended.most_common())}")
     assert not [each.answer.failure for each in seen if each.answer.failure]
     assert ended.total() == prompt == asked
-    assert abs(ended["replay"] + ended["genuine"] - hits) <= BLOCK_TOKENS * len(seen)
+    assert abs(ended["replay"] + ended["gpu_hit"] - hits) <= BLOCK_TOKENS * len(seen)
 
 
 async def test_a_restarted_replica_gets_no_stale_credit(

@@ -45,8 +45,9 @@ def places_of(point: Mapping[str, Any]) -> dict[str, int]:
     found = {
         "never_seen": misses["cold"] + misses["new"], "tail": misses["tail"], "rewritten": misses["diverged"],
         "replica_lost": misses.get("replica_lost", 0), "evicted_here": misses["evicted"] - by_others,
-        "evicted_by_others": by_others, "held_elsewhere": misses["spilled"], "mispredicted": misses["mispredicted"],
-        "tier": tier, "replay": point["replay_tokens"], "genuine": point["genuine_tokens"] - tier,
+        "evicted_by_others": by_others, "cached_on_other_replica": misses["spilled"],
+        "mispredicted": misses["mispredicted"], "tier": tier, "replay": point["replay_tokens"],
+        "gpu_hit": point["genuine_tokens"] - tier,
     }  # fmt: skip
     return {place: tokens for place, tokens in found.items() if tokens}
 

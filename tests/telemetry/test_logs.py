@@ -46,7 +46,7 @@ FULL = record(
                 ',"ttft_ms":99.9,"replica":"http://r:1","reason":"spill","grade":"catching-up","prompt_tokens":100,'
                 '"predicted_cached_tokens":64,"cached_tokens":null,"completion_tokens":20,'
                 '"hit_tokens":64,"miss":{"spilled":30,"tail":6},'
-                '"places":{"held_elsewhere":30,"tail":6,"genuine":64},"held":"queue at http://r:4",'
+                '"places":{"cached_on_other_replica":30,"tail":6,"gpu_hit":64},"held":"queue at http://r:4",'
                 '"retries":["connect at http://r:2","lost at http://r:3"],"error":"engine_failed","detail":"It failed."'
             ),
             "}",
@@ -60,7 +60,7 @@ FULL = record(
             (
                 " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
                 ' predicted_cached_tokens=64 completion_tokens=20 hit_tokens=64 miss="spilled=30, tail=6"'
-                ' places="held_elsewhere=30, tail=6, genuine=64" held="queue at http://r:4"'
+                ' places="cached_on_other_replica=30, tail=6, gpu_hit=64" held="queue at http://r:4"'
                 ' retries="connect at http://r:2, lost at http://r:3" error=engine_failed detail="It failed."'
             ),
             "",
