@@ -61,6 +61,7 @@ LOG_EVENTS: dict[str, str] = {
     "config_refused": "config_rejected",
     "gateway_misused": "extproc_misconfigured",
     "handshake_down": "kv_connector_down",
+    "handshake_up": "kv_connector_up",
     "history_kept": "history_recovered",
     "pair_failed": "disagg_pair_failed",
     "replica_drains_no_more": "replica_drain_cancelled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from loadtest.docgen.markdown import table
 from router.former_names import HEADERS, LABEL_VALUES, LOG_EVENTS, METRICS, SETTINGS
@@ -18,7 +18,7 @@ _PLACES = {
 def former_names_tables() -> str:
     """Return a table of each kind of former names, each with a heading. A kind without former names is left out."""
     head = ("former name", "name")
-    sections = {
+    sections: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         "Settings": (head, [*_names(SETTINGS)]),
         "Metrics": ((*head, "labels"), [*_metrics()]),
         "Headers": (head, [*_names(HEADERS)]),

@@ -115,7 +115,7 @@ class KvConnectorProber:
             if before is None or bool(found) is not bool(before):
                 fields = {"replica": replica.id, "address": address}
                 if found:
-                    log.info("replica prefills for others", extra={"event": "handshake_up", "fields": fields})
+                    log.info("replica prefills for others", extra={"event": "kv_connector_up", "fields": fields})
                 else:
                     text = "replica does not prefill for others: it does not answer where decoding ones ask it"
                     log.warning(text, extra={"event": "kv_connector_down", "fields": fields})

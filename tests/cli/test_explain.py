@@ -106,6 +106,8 @@ def test_a_request_in_two_legs_is_told_so() -> None:
     receipt.brought, receipt.spill, receipt.spilled_tokens = None, SpillCause.ROLE, 19_000
     text = "\n".join(explain_row(decision_row(record, 1)))
     assert "was passed over: it only prefills for others, and one replica was to do it all." in text
+    older = decision_row(record, 1) | {"spill": "crowd"}  # of a router before 0.2
+    assert "was passed over: too many answers were being decoded there." in "\n".join(explain_row(older))
 
 
 CLAUDE, SUB, OVER = {"x-claude-code-session-id": "s"}, {"x-claude-code-agent-id": "a"}, {"x-dynamo-session-final": "1"}

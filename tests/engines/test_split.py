@@ -94,7 +94,7 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: KvConnector, caplog: 
         assert {(row["state"], row["prefills_failed"], row["broken"]) for row in split["pairs"]} == {("warm", 0, 0)}
         events = [getattr(line, "event", "") for line in caplog.records]
         assert events.count("pair_warmed") == 2
-        assert events.count("handshake_up") == (handshake is not KvConnector.NIXL)
+        assert events.count("kv_connector_up") == (handshake is not KvConnector.NIXL)
 
 
 @pytest.mark.parametrize("handshake", KvConnector)
@@ -257,7 +257,7 @@ async def test_a_look_that_finds_nobody_is_repeated(
     there = KvConnector.SGLANG
     await until(lambda: len(said) == 8)
     assert said == [None, None, there, there, None, None, None, there]
-    events = [getattr(line, "event", "").removeprefix("handshake_") for line in caplog.records]
+    events = [getattr(line, "event", "").removeprefix("kv_connector_") for line in caplog.records]
     assert events == ["down", "up", "down", "up"]
     task.cancel()
     await prober.close()

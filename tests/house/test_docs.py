@@ -12,6 +12,7 @@ import yaml
 from loadtest.docgen import command as pages
 from loadtest.simulate.policies import ROWS
 from loadtest.simulate.scenarios.registry import LADDERS
+from router import former_names
 from router.admin.pages import Pages
 from router.cli.config_loader import load
 from router.config.api_keys import Keys
@@ -68,7 +69,8 @@ def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
 
 
 async def test_every_metric_is_in_the_table() -> None:
-    """A router's own page has exactly the metrics of the table, with their types and no other labels."""
+    """A router's own page has exactly the metrics of the table, with their types and no other labels, and the former
+    names of renamed metrics."""
     documented = {row[0].strip("`"): row for row in table(METRICS)}
     settings = Settings(
         replicas=("http://127.0.0.1:1",), listen=on_free_ports(), metrics=MetricsSettings(otel_names=True)
@@ -78,8 +80,10 @@ async def test_every_metric_is_in_the_table() -> None:
         families = list(app.hub.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
 
-    assert emitted.keys() == documented.keys()
+    assert emitted.keys() == documented.keys() | former_names.METRICS.keys()
     for name, family in emitted.items():
+        if name in former_names.METRICS:
+            continue
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert documented[name][1] == family.type
         assert labels <= set(re.findall(r"`(\w+)`", documented[name][2])), name
@@ -91,8 +95,8 @@ def on_free_ports() -> Any:
 
 
 def test_no_document_names_a_metric_that_is_not() -> None:
-    """Every `warmroute_...` name in any document is a metric in the table."""
-    known = {row[0].strip("`") for row in table(METRICS)}
+    """Every `warmroute_...` name in any document is a metric in the table, or a former name of one."""
+    known = {row[0].strip("`") for row in table(METRICS)} | former_names.METRICS.keys()
     for document in DOCUMENTS:
         named = set(re.findall(r"\bwarmroute_[a-z_]+\b", document.read_text(encoding="utf-8")))
         assert named <= known, document.name
@@ -118,7 +122,7 @@ def test_every_path_is_in_the_table() -> None:
 def test_every_response_header_is_in_the_table() -> None:
     """Headers that answers are given and headers in the table are the same."""
     sources = [(ROOT / "router" / name).read_text() for name in ("proxy/http_proxy.py", "ingress/local_responses.py")]
-    emitted = set(re.findall(r'f"(x-[a-z0-9-]+): \{', "".join(sources)))
+    emitted = set(re.findall(r'(?:f"|header_lines\(")(x-[a-z0-9-]+)(?:: \{|",)', "".join(sources)))
     documented = {row[0].strip("`") for row in table(page("docs/guide/receipts.md")) if row[0][:3] == "`x-"}
     assert emitted == documented
     assert len(emitted) >= 5

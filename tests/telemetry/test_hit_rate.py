@@ -209,6 +209,6 @@ def test_tokens_by_reason() -> None:
         ('hit_tokens_total{kind="replay",model="m"}', 90),
         ("duplicate_prompts_total", 1),
         ("prompt_diversity_ratio", 0.5),
-        ('differences_total{change="whitespace"}', 1),
+        ('prompt_divergences_total{change="whitespace"}', 1),
     ):
         assert f"\nwarmroute_{name} {float(value)}\n" in page

@@ -123,7 +123,8 @@ def _placement(row: Row) -> Iterator[str]:
     for each in row["retries"]:
         yield f"Tried before: {each['replica']}, which failed ({each['kind']})."
     if row.get("spill"):
-        spill: str = SPILL_CAUSES.get(row["spill"], row["spill"])
+        spill = str(row["spill"])
+        spill = SPILL_CAUSES.get(spill, spill)
         cause = _CAUSES.get(spill, spill)
         more = f"holds {_count(row['spilled_tokens'])} tokens more"
         who = f"{row['held_by']}, which {more}," if row.get("held_by") else f"A replica that {more}"
