@@ -137,8 +137,8 @@ class RequestMetrics:
         if record.events or record.ttft_s is not None or record.inter_token_s is not None:
             self._observe_stream(model, record)
         if record.wanted_ttft_ms is not None and record.stream:
-            kept = "none" if record.in_time is None else "in_time" if record.in_time else "late"
-            self._get_series("ttft_deadlines", kept, record.priority.name.lower(), model.label)[0] += 1
+            result = "none" if record.in_time is None else "in_time" if record.in_time else "late"
+            self._get_series("ttft_deadlines", result, record.priority.name.lower(), model.label)[0] += 1
         if record.trace_id:
             self._exemplify(model, record)
         for failure, _ in record.retries:

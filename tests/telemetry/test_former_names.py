@@ -15,7 +15,7 @@ from loadtest.docgen.metrics import exercised_metrics
 from router.core.types.placements import Confidence, ExternalKv, PlacementReason, Pull, Receipt
 from router.former_names import HEADERS, LOG_EVENTS, METRICS, UNTIL, former_labels, former_values
 from router.ingress.local_responses import receipt_text
-from tests.extproc.asking import asking, destinations, picking, removed
+from tests.extproc.asking import asking, destinations, picking, removed, set_headers
 from tests.support.fakes import FakeEngine, running
 from tests.support.speaking import Speaking
 from tests.telemetry.counted import record
@@ -24,6 +24,7 @@ from tests.telemetry.log_lines import Pipe
 Series = dict[tuple[tuple[str, str], ...], float]
 CHAT = "/v1/chat/completions"
 NAMES = ("x-warmroute-stream-failover", "x-warmroute-continue")
+PULLED = ExternalKv(0, Pull("http://10.0.0.2:8000", "10.0.0.2:5710", 32, 1.0, 1.0, 1.0))
 BODY: dict[str, Any] = {
     "model": "m",
     "stream": True,
@@ -140,12 +141,25 @@ async def test_former_metrics_are_in_every_format() -> None:
 def test_response_headers_have_both_names() -> None:
     """With the same value, in the receipt that both data planes send."""
     receipt = Receipt("http://10.0.0.1:8000", "warm", PlacementReason.PULL, Confidence.EXACT, 100, 50)
-    receipt.brought = ExternalKv(0, Pull("http://10.0.0.2:8000", "10.0.0.2:5710", 32, 1.0, 1.0, 1.0))
+    receipt.brought = PULLED
     lines = receipt_text(receipt, record(not_continued="penalty"), isolated=False).split("\r\n")
     sent = dict(line.split(": ") for line in lines if line)
     answered = {former: name for former, name in HEADERS.items() if name != NAMES[0]}
     assert len(answered) == len(HEADERS) - 1 == 2
     assert all(sent[former] == sent[name] in ("32", "penalty") for former, name in answered.items())
+
+
+async def test_response_headers_behind_a_gateway(engine: FakeEngine) -> None:
+    """Envoy sets both names on the answer."""
+    async with picking(engine) as app, asking(app) as it:
+        await it.pick()
+        (lease,) = [lease for member in app.router.members for lease in member.leases.values()]
+        lease.receipt.brought = PULLED
+        await it.answer()
+        told = await it.hear()
+        assert told is not None
+        headers = set_headers(told)
+    assert headers["x-warmroute-predicted-p2p-tokens"] == headers["x-warmroute-predicted-pull-tokens"] == "32"
 
 
 @pytest.mark.parametrize("name", NAMES)
