@@ -6,5 +6,6 @@ history_pages    pages of the past
 query_filters    selection of decisions
 intervals        figures of five seconds each, that add up to longer ones
 writer           the thread that writes and reads the file, and continues without it if it fails
-file             the file itself: SQLite, bounded in bytes and in days; former_values replaces values of earlier versions
+file             the file itself: SQLite, bounded in bytes and in days
+former_values    replaces values of earlier versions
 """

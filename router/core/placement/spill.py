@@ -8,7 +8,7 @@ the largest excess over the chosen replica:
 - `speed`: the holder takes longer for fewer tokens
 - `decode_load`: too many answers already decode there
 
-The terms are those of the price, as it weights them (policies/warm.py): `explain` shows the same ones.
+The terms are those of the price, as it weights them (placement/policies/warm.py): `explain` shows the same ones.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ExternalKv(Struct, gc=False):
 
 
 class PriceWeights(Struct, gc=False):
-    """Weights of a price's terms, the same for all candidates of one placement (policies/warm.py)."""
+    """Weights of a price's terms, the same for all candidates of one placement (core/placement/policies/warm.py)."""
 
     per_wait_ms: float  # load per millisecond of waiting
     unit_ms: float  # largest delay of a request in the queue that is counted
