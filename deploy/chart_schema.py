@@ -270,14 +270,14 @@ def schema() -> Schema:
         commonLabels=OF_USER,
         commonAnnotations=OF_USER,
         config=config(),
-        face=words("edge", "picker", "both"),
+        mode=words("proxy", "extproc", "both"),
         engines=OF_KUBERNETES,  # closed by the schema of that chart
         apiKeys=secret(key=SECRET_KEY),
         authSecret=secret(key=SECRET_KEY),
         adminToken=secret(key=SECRET_KEY),
         upstreamKey=secret(key=SECRET_KEY),
         tls=secret(clientCaKey=SECRET_KEY),
-        shared=secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY),
+        peering=secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         # Of charts that contain this one: Helm's own, and the usual condition of a dependency.
         **{"global": OF_KUBERNETES, "enabled": YES},

@@ -1,4 +1,4 @@
-"""One process: a hub, which knows the replicas, and the frontends that `listen.face` names."""
+"""One process: a hub, which knows the replicas, and the frontends that `listen.mode` names."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class RouterServer:
             await self._stack.enter_async_context(self.hub)
             self._desk = IngressContext(settings, self.hub.placer, shared_prompts=self.hub.prompts)
             await self._stack.enter_async_context(self._desk)
-            bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.bodies_bytes_max)
-            if settings.listen.face != "picker":
+            bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
+            if settings.listen.mode != "extproc":
                 self.edge = HttpFrontend(settings, self.hub.placer, desk=self._desk, bodies=bodies)
                 self._faces.append(self.edge)
-            if settings.listen.face != "edge":
+            if settings.listen.mode != "proxy":
                 from router.extproc.frontend import ExtProcFrontend
 
                 self.gateway = ExtProcFrontend(settings, self.hub.placer, self._desk, bodies)

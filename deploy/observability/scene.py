@@ -73,7 +73,7 @@ class Scene:
             "routing": {"policy": policy},
             "admission": {"queue_requests_max": 4, "in_flight_max": 8, **admission},
             "upstream": {"slow_start_s": 0},
-            **({"shared": {"url": self.shared_url}} if self.shared_url else {}),
+            **({"peering": {"redis_url": self.shared_url}} if self.shared_url else {}),
         }
         file = self.folder / "warmroute.yaml"
         file.write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -12,7 +12,7 @@ MAIN = {
     404: "There is no such model, response or path.",
     405: "CONNECT.",
     408: "The request came too slowly.",
-    409: "The conversation's history has changed (`append_only`).",
+    409: "The conversation's history has changed (`history_policy`).",
     413: "The body is too large.",
     414: "Path and query are too long.",
     415: "The body is compressed.",
@@ -111,7 +111,7 @@ RECEIPTS: dict[str, Part] = {
         "schema": text(),
     },
     "x-warmroute-warning": {
-        "description": "Where a conversation's history has changed (`append_only: warn`).",
+        "description": "Where a conversation's history has changed (`history_policy: warn`).",
         "schema": text(),
     },
 }

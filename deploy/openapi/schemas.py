@@ -125,7 +125,7 @@ def _requests() -> Part:
     texts = {
         "shape": text("The piece that differs, its letters and digits replaced."),
         "piece_hash": text("Its keyed hash."),
-        **each(text("Empty without `observatory.excerpts`."), "before after"),
+        **each(text("Empty without `insights.excerpts`."), "before after"),
         "token_bytes": whole("Bytes of the piece."),
     }
     receipt = {
@@ -315,7 +315,7 @@ def _replicas() -> Part:
     source = {"fresh": flag(), "why": text(), "stale_s": number(), **each(whole(), "errors replicas")}
     link = {
         "router": text("This router's name."),
-        "fleet": text("`shared.name`."),
+        "fleet": text("`peering.fleet`."),
         "whole": flag("This router hears its own messages, so that others can hear it."),
         "why": text("Why not."),
         "refused": text("Why the store takes no writes."),
@@ -370,7 +370,7 @@ def _state_kept() -> Part:
     return record(
         "What is known from before the router started, and left for after; null: nothing is.",
         {
-            "file": text("`state.file`."),
+            "file": text("`snapshot.path`."),
             "source": text("Where it came from."),
             "why": text("Why nothing came from the file."),
             "failing": text("Why the file is not written."),

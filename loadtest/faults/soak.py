@@ -46,8 +46,8 @@ WARM_PART, FDS_MAX, THREADS_MAX = 0.25, 16, 4
 RSS_SLOPE_MAX_MB, RSS_SLOPE_PER_S = 8.0, 180.0
 BUGS = re.compile(rb"bug:|never retrieved|Task was destroyed|Traceback|never awaited|Unclosed")
 # Capacity for learned state is so small that it is full by the end of the warm-up: all later growth is a leak.
-LEARNED = {"routing.index_bytes_max": 1 << 20, "routing.memory_max": 1_024, "limits.response_ids_max": 256}
-LEARNED |= {"observatory.memory_bytes_max": 1 << 20, "observatory.blocks_max": 4_096}
+LEARNED = {"routing.index_bytes_max": 1 << 20, "routing.remembered_prompts_max": 1_024, "limits.response_ids_max": 256}
+LEARNED |= {"insights.memory_bytes_max": 1 << 20, "insights.blocks_max": 4_096}
 SETTINGS = {"upstream.idle_timeout_s": IDLE_S, "upstream.first_byte_timeout_s": 10, "listen.send_timeout_s": IDLE_S}
 FLAGS = tuple(word for name, value in (SETTINGS | LEARNED).items() for word in ("--set", f"{name}={value}"))
 

@@ -289,7 +289,7 @@ async def run_cluster(settings: StorySettings, port: int, admin_port: int) -> As
     """Run replicas and a router that may quote prompts; yields its URL and its admin URL."""
     async with (
         engines(settings.replicas, MODEL, CALIBRATION, settings.kv_tokens, settings.time_scale) as urls,
-        router(urls, policy="warm", port=port, admin_port=admin_port, settings=("observatory.excerpts=true",)) as both,
+        router(urls, policy="warm", port=port, admin_port=admin_port, settings=("insights.excerpts=true",)) as both,
     ):
         yield both
 

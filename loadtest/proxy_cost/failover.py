@@ -1,7 +1,7 @@
 """Cost of stream failover in warmroute: CPU per chunk with and without it.
 
 One warmroute has stream failover off. The other keeps the token ids of every stream, so that it could continue it
-(`upstream.continue_streams`). Both run permanently in front of the same upstream, which returns token ids on request.
+(`upstream.stream_failover`). Both run permanently in front of the same upstream, which returns token ids on request.
 They carry the same streams alternately, and no stream breaks. The figure is the median of the ratios of two consecutive
 windows.
 """
@@ -18,7 +18,7 @@ from loadtest.proxy_cost.report import ratio_row
 CASE = "stream300"
 RATIO_MAX = 3.0
 PAIRS = 2  # pairs of windows in a round
-OFF, ON = ("--set", "upstream.continue_streams=off"), ("--set", "upstream.continue_streams=exact")
+OFF, ON = ("--set", "upstream.stream_failover=off"), ("--set", "upstream.stream_failover=exact")
 TEXT = {"continued_chunk": f"{CASE} once more, without a way to go on elsewhere and with one"}
 
 Measure = Callable[[str], Awaitable[CpuSample]]

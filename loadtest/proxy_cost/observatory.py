@@ -17,11 +17,11 @@ from loadtest.proxy_cost.report import ratio_row
 CASES = ("short", "mid", "long")
 RATIO_MAX = 1.05
 PAIRS = 2  # pairs of windows in a round, for each case
-OFF = ("--set", "observatory.enabled=false")
+OFF = ("--set", "insights.enabled=false")
 ON = (
-    *("--set", "observatory.excerpts=true"),
-    *("--set", "observatory.repairs=sort_tools,canonical_tools"),
-    *("--set", "observatory.append_only=warn"),
+    *("--set", "insights.excerpts=true"),
+    *("--set", "insights.normalize_tools=sort_tools,canonical_tools"),
+    *("--set", "insights.history_policy=warn"),
 )
 TEXT = {f"observatory_{case}": f"{case} once more, without the observatory and with everything of it" for case in CASES}
 

@@ -42,8 +42,13 @@ class PickerRun:
 async def run_picker(envoy: Path, folder: Path, urls: Sequence[str]) -> AsyncIterator[PickerRun]:
     """Run a picker and an Envoy in front of these replicas, and yield once a request passes."""
     port = free_port()
-    command = [*rivals.interpreter(), "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
-    for setting in (f"gateway.port={port}", "gateway.health_port=0", "gateway.sampled_ratio=0", "listen.lame_duck_s=0"):
+    command = [*rivals.interpreter(), "-m", "router", "serve", "--mode", "extproc", "--admin-port", "0"]
+    for setting in (
+        f"extproc.port={port}",
+        "extproc.health_port=0",
+        "extproc.response_sample_ratio=0",
+        "listen.lame_duck_s=0",
+    ):
         command += ["--set", setting]
     command += [word for url in urls for word in ("--replica", url)]
     ports = [int(url.rpartition(":")[2]) for url in urls]

@@ -53,8 +53,8 @@ async def run_both_frontends(program: Path, folder: Path, workload: DemoWorkload
     edge, picker = free_ports(2)
     scale = workload.replay.time_scale
     async with engines(REPLICAS, MODEL, CALIBRATION, workload.kv_tokens, scale, tell_ttft=True) as urls:
-        command = [sys.executable, "-m", "router", "serve", "--face", "both", "--port", str(edge), "--admin-port", "0"]
-        for setting in (f"gateway.port={picker}", "gateway.health_port=0", "listen.lame_duck_s=0"):
+        command = [sys.executable, "-m", "router", "serve", "--mode", "both", "--port", str(edge), "--admin-port", "0"]
+        for setting in (f"extproc.port={picker}", "extproc.health_port=0", "listen.lame_duck_s=0"):
             command += ["--set", setting]
         command += [word for url in urls for word in ("--replica", url)]
         async with run_process("the router", command, folder) as process, aiohttp.ClientSession() as session:

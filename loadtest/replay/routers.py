@@ -82,7 +82,7 @@ async def fleet(workload: DemoWorkload, way: str, count: int, folder: Path) -> A
 
 
 def _settings(shared: RunningStore | None, number: int) -> tuple[str, ...]:
-    return () if shared is None else (f"shared.url={shared.url}", f"shared.router=router-{number}")
+    return () if shared is None else (f"peering.redis_url={shared.url}", f"peering.router_id=router-{number}")
 
 
 async def wait_until_connected(fleet: Fleet) -> None:

@@ -112,7 +112,7 @@ def _waits(settings: ReplaySettings, behind: HttpTarget) -> list[str]:
     if not behind.scaled:
         return []
     ours = AdmissionSettings()
-    times_s = {"hold_s": ours.hold_s, "wait_s": ours.wait_s}
+    times_s = {"defer_max_s": ours.defer_max_s, "queue_timeout_s": ours.queue_timeout_s}
     return [f"admission.{name}={time_s / settings.time_scale:g}" for name, time_s in times_s.items()]
 
 

@@ -1,8 +1,8 @@
 """Draining of replicas: `POST /admin/replicas/drain {"url": ...}`, undone by DELETE with the parameter `url`.
 
 A draining replica is treated like one that discovery reports as not ready. It receives no new requests, and its answers
-continue. After `upstream.hand_over_s` those streams that another replica can continue are moved there. The replica
-drains until the call is undone, or until discovery no longer lists it.
+continue. After `upstream.drain_migrate_after_s` those streams that another replica can continue are moved there. The
+replica drains until the call is undone, or until discovery no longer lists it.
 """
 
 from __future__ import annotations

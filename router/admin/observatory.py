@@ -16,7 +16,7 @@ import msgspec
 from router import __version__
 from router.admin.decision_rows import fields_of
 from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
-from router.config.schema import ObservatorySettings
+from router.config.schema import InsightsSettings
 from router.core.estimators.token_ratio import BYTES_PER_TOKEN
 from router.core.fleet.member import ReplicaState
 from router.core.insights.ledger.advice import NOTHING
@@ -48,7 +48,7 @@ class InsightsService:
     def __init__(
         self,
         router: Router,
-        settings: ObservatorySettings,
+        settings: InsightsSettings,
         *,
         tenant: Callable[[str], str],
         clock: Callable[[], float],

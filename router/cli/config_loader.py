@@ -22,7 +22,7 @@ from router.config.allowed_networks import allowed_problems, is_address, is_loop
 from router.config.api_keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.config.files import NotYaml, read_at_most, yaml_of
 from router.config.origins import origin_problems
-from router.config.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
+from router.config.schema import SECRETS, DiscoverySettings, InsightsSettings, Settings, SettingsError, field_keys
 from router.config.suggestions import describe_mismatch, nearest, quote_value
 from router.config.tls import listener_problems, replica_problems
 from router.config.url_maps import (
@@ -53,8 +53,8 @@ ENV_OF_BUILD = "WARMROUTE_NATIVE"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings with values that YAML may read as a number
 DISABLED_VALUES = (
-    "observatory.append_only",
-    "upstream.continue_streams",
+    "insights.history_policy",
+    "upstream.stream_failover",
 )  # settings for which YAML reads the value `off` as false
 
 
@@ -85,7 +85,7 @@ def load(
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
             problems.append(f"'{key}': {describe_mismatch(keys[key], raw, secret=key in SECRETS)}")
-    for key in ("replicas", "split.prefill", "split.decode"):
+    for key in ("replicas", "disagg.prefill", "disagg.decode"):
         if key in values:
             values[key] = base_urls(values[key])
     settings: Settings = _build(Settings, "", values)
@@ -207,24 +207,26 @@ def _check(settings: Settings) -> list[str]:
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
     problems += _check_access(settings)
-    problems += shared_problems(settings.shared)
-    problems += _check_observatory(settings.observatory)
+    problems += shared_problems(settings.peering)
+    problems += _check_observatory(settings.insights)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
-    problems += peer_problems(settings.pulls.endpoints)
+    problems += peer_problems(settings.p2p.endpoints)
     problems += _check_split(settings)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += origin_problems(listen.cors_origins)
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += _check_gateway(settings)
-    problems += continue_problems(upstream.continue_models)
+    problems += continue_problems(upstream.stream_failover_models)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
     problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
-    if settings.limits.bodies_bytes_max < settings.limits.body_bytes_max:
-        problems.append("'limits.bodies_bytes_max': must have room for one body of 'limits.body_bytes_max' at least")
+    if settings.limits.total_body_bytes_max < settings.limits.body_bytes_max:
+        problems.append(
+            "'limits.total_body_bytes_max': must have room for one body of 'limits.body_bytes_max' at least"
+        )
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")
@@ -244,9 +246,9 @@ def _check_split(settings: Settings) -> list[str]:
     """Return the problems of the settings of disaggregated prefill."""
     policy = settings.routing.policy
     others = settings.discovery.source != "static" or settings.admin.replicas_allowed
-    problems = split_problems(settings.split, () if others else settings.replicas)
-    if settings.split.handshake and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
-        problems.append(f"'split.handshake': needs a policy that prices both legs, as warm does; it is '{policy}'")
+    problems = split_problems(settings.disagg, () if others else settings.replicas)
+    if settings.disagg.kv_connector and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
+        problems.append(f"'disagg.kv_connector': needs a policy that prices both legs, as warm does; it is '{policy}'")
     return problems
 
 
@@ -325,18 +327,18 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
 
 def _check_gateway(settings: Settings) -> list[str]:
     """Return the problems of the picker's settings."""
-    gateway, problems = settings.gateway, []
+    gateway, problems = settings.extproc, []
     problems += objective_problems(gateway.objectives)
-    problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "gateway")
+    problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "extproc")
     if not gateway.host:
-        problems.append("'gateway.host': must not be empty; 0.0.0.0 is every address")
-    if settings.listen.face == "edge":
+        problems.append("'extproc.host': must not be empty; 0.0.0.0 is every address")
+    if settings.listen.mode == "proxy":
         return problems
     if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health")):
-        problems.append(f"'listen.face': {settings.listen.face} needs gRPC: pip install '.[gateway]'")
+        problems.append(f"'listen.mode': {settings.listen.mode} needs gRPC: pip install '.[gateway]'")
     if settings.listen.workers > 1:
         what = "the picker is one process; for more, run several routers and give the gateway all of them"
-        problems.append(f"'listen.workers': must be 1 with 'listen.face' {settings.listen.face}: {what}")
+        problems.append(f"'listen.workers': must be 1 with 'listen.mode' {settings.listen.mode}: {what}")
     for url in settings.replicas:
         host = (urlsplit(url).hostname or "") if "://" in url else ""
         if not is_address(host):
@@ -363,8 +365,8 @@ def _check_access(settings: Settings) -> list[str]:
         try:
             keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
             isolated = any(tenant.isolated for tenant in keys.tenants.values())
-            if not settings.observatory.enabled and any(t.append_only != OFF for t in keys.tenants.values()):
-                problems.append("'auth.keys_file': its append_only needs 'observatory.enabled'")
+            if not settings.insights.enabled and any(t.history_policy != OFF for t in keys.tenants.values()):
+                problems.append("'auth.keys_file': its history_policy needs 'insights.enabled'")
         except KeysError as error:
             problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
     elif isolated:
@@ -374,19 +376,19 @@ def _check_access(settings: Settings) -> list[str]:
     return problems
 
 
-def _check_observatory(observatory: ObservatorySettings) -> list[str]:
+def _check_observatory(observatory: InsightsSettings) -> list[str]:
     """Return the problems of the settings of repairs, and of headers that describe requests."""
     problems = []
-    for name in observatory.repairs:
+    for name in observatory.normalize_tools:
         if name not in REPAIRS:
-            problems.append(f"'observatory.repairs': there is no '{name}'{nearest(name, REPAIRS)}")
-    if observatory.append_only not in APPEND_ONLY:
+            problems.append(f"'insights.normalize_tools': there is no '{name}'{nearest(name, REPAIRS)}")
+    if observatory.history_policy not in APPEND_ONLY:
         known = ", ".join(APPEND_ONLY)
-        problems.append(f"'observatory.append_only': '{observatory.append_only}' is none of {known}")
-    elif observatory.append_only != OFF and not observatory.enabled:
-        problems.append("'observatory.append_only': needs 'observatory.enabled', by which history is known")
+        problems.append(f"'insights.history_policy': '{observatory.history_policy}' is none of {known}")
+    elif observatory.history_policy != OFF and not observatory.enabled:
+        problems.append("'insights.history_policy': needs 'insights.enabled', by which history is known")
     if observatory.step_header and not _HEADER.fullmatch(observatory.step_header):
-        problems.append(f"'observatory.step_header': '{observatory.step_header}' is not the name of a header")
+        problems.append(f"'insights.step_header': '{observatory.step_header}' is not the name of a header")
     return problems
 
 

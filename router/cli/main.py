@@ -131,7 +131,7 @@ def _parser() -> CommandParser:
     serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
     serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
     serve.add_argument(
-        "--face", metavar="FACE", help="edge: a proxy; picker: what a gateway asks over gRPC; both (edge)"
+        "--mode", metavar="MODE", help="proxy: takes requests; extproc: a gateway asks over gRPC; both (proxy)"
     )
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (8000)")
@@ -261,7 +261,7 @@ def _make_key(options: argparse.Namespace) -> int:
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     flags = {
         "replicas": options.replica,
-        "listen.face": options.face,
+        "listen.mode": options.mode,
         "listen.host": options.host,
         "listen.port": options.port,
         "listen.admin_port": options.admin_port,

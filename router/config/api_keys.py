@@ -9,8 +9,8 @@ hashes are for passwords that people choose, and would cost every request millis
 Timing reveals something of the digest only, and no attacker can steer a digest towards another without breaking
 SHA-256.
 
-Models and priority apply to the key. All other fields (rates, isolation, receipts, repairs, `append_only`,
-`continue_streams` and `ttft_ms`) apply to the tenant, and may be set with any of its keys. Keys that contradict each
+Models and priority apply to the key. All other fields (rates, isolation, receipts, `normalize_tools`, `history_policy`,
+`stream_failover` and `ttft_ms`) apply to the tenant, and may be set with any of its keys. Keys that contradict each
 other are refused.
 """
 
@@ -52,8 +52,8 @@ OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conv
 
 CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
 _OF_TENANT = (
-    "requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "ttft_ms",
-    "continue_streams",
+    "requests_per_min", "tokens_per_min", "isolate", "receipts", "normalize_tools", "history_policy", "ttft_ms",
+    "stream_failover",
 )  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
@@ -81,10 +81,10 @@ class Tenant:
     tokens_per_min: int | None = None
     isolated: bool = False  # other tenants cannot share its cached prefixes
     receipts: bool = False
-    repairs: tuple[str, ...] = ()  # repairs that are made to its requests
-    append_only: str = OFF
+    normalize_tools: tuple[str, ...] = ()  # normalizations of the tools of its requests
+    history_policy: str = OFF
     ttft_ms: float | None = None  # default time to first token of its requests; None: any
-    continue_streams: str = ""  # one of CONTINUE; "": as the model or the settings define
+    stream_failover: str = ""  # one of CONTINUE; "": as the model or the settings define
 
     def allows(self, model: str) -> bool:
         """True if the tenant may use this model."""
@@ -113,18 +113,18 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: str = "normal"
     isolate: bool | None = None
     receipts: bool | None = None
-    repairs: tuple[str, ...] | None = None
-    append_only: str | Literal[False] | None = None  # YAML reads `off` as false
+    normalize_tools: tuple[str, ...] | None = None
+    history_policy: str | Literal[False] | None = None  # YAML reads `off` as false
     ttft_ms: Annotated[float, Meta(gt=0, le=TTFT_MS_MAX)] | None = None
-    continue_streams: str | Literal[False] | None = None
+    stream_failover: str | Literal[False] | None = None
 
     def __post_init__(self) -> None:
-        if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
-            self.repairs = in_order(self.repairs)
-        if self.append_only is False:
-            self.append_only = OFF
-        if self.continue_streams is False:
-            self.continue_streams = OFF
+        if self.normalize_tools is not None and not set(self.normalize_tools) - set(REPAIRS):
+            self.normalize_tools = in_order(self.normalize_tools)
+        if self.history_policy is False:
+            self.history_policy = OFF
+        if self.stream_failover is False:
+            self.stream_failover = OFF
 
 
 class Keys:
@@ -149,7 +149,13 @@ class Keys:
 
     @classmethod
     def load(
-        cls, file: Path, *, isolate: bool, receipts: bool, repairs: tuple[str, ...] = (), append_only: str = OFF
+        cls,
+        file: Path,
+        *,
+        isolate: bool,
+        receipts: bool,
+        normalize_tools: tuple[str, ...] = (),
+        history_policy: str = OFF,
     ) -> Keys:
         """Read a keys file. The other arguments are defaults for tenants with keys that lack the field. Raises
         KeysError."""
@@ -178,10 +184,10 @@ class Keys:
                 tokens_per_min=said.get("tokens_per_min"),
                 isolated=said.get("isolate", isolate),
                 receipts=said.get("receipts", receipts),
-                repairs=said.get("repairs", repairs),
-                append_only=said.get("append_only", append_only),
+                normalize_tools=said.get("normalize_tools", normalize_tools),
+                history_policy=said.get("history_policy", history_policy),
                 ttft_ms=said.get("ttft_ms"),
-                continue_streams=said.get("continue_streams", ""),
+                stream_failover=said.get("stream_failover", ""),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -247,12 +253,12 @@ def _wrong(entry: _Entry) -> list[str]:
         wrong.append(f"'priority' must be one of {', '.join(_PRIORITIES)}")
     if entry.models is not None and not entry.models:
         wrong.append("'models' names none; without it all are allowed")
-    odd = [name for name in entry.repairs or () if name not in REPAIRS]
-    wrong += [f"'repairs': there is no '{_quote_text(name)}'{nearest(name, REPAIRS)}" for name in odd]
-    if entry.append_only not in (None, *APPEND_ONLY):
-        wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
-    if entry.continue_streams not in (None, *CONTINUE):
-        wrong.append(f"'continue_streams' must be one of {', '.join(CONTINUE)}")
+    odd = [name for name in entry.normalize_tools or () if name not in REPAIRS]
+    wrong += [f"'normalize_tools': there is no '{_quote_text(name)}'{nearest(name, REPAIRS)}" for name in odd]
+    if entry.history_policy not in (None, *APPEND_ONLY):
+        wrong.append(f"'history_policy' must be one of {', '.join(APPEND_ONLY)}")
+    if entry.stream_failover not in (None, *CONTINUE):
+        wrong.append(f"'stream_failover' must be one of {', '.join(CONTINUE)}")
     return wrong
 
 
@@ -309,15 +315,15 @@ def is_admin(authorization: bytes, token: str) -> bool:
 
 def keys_of(settings: Settings) -> Keys | None:
     """Read the keys file that the settings name; None if they name none. Raises KeysError."""
-    auth, observatory = settings.auth, settings.observatory
+    auth, observatory = settings.auth, settings.insights
     if not auth.keys_file:
         return None
     return Keys.load(
         Path(auth.keys_file),
         isolate=auth.isolate,
         receipts=auth.receipts,
-        repairs=in_order(observatory.repairs),
-        append_only=observatory.append_only,
+        normalize_tools=in_order(observatory.normalize_tools),
+        history_policy=observatory.history_policy,
     )
 
 

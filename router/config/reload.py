@@ -1,8 +1,8 @@
 """Reading the settings again while the router runs (SIGHUP), from the same file, environment and flags.
 
-Files that settings name (certificates, keys, tokens) are checked every `listen.files_interval_s`, and a change has the
-same effect as SIGHUP. A mounted Secret can thus be replaced without a signal to the router. The settings file itself is
-not checked, because its author wants to check it first.
+Files that settings name (certificates, keys, tokens) are checked every `listen.file_watch_interval_s`, and a change has
+the same effect as SIGHUP. A mounted Secret can thus be replaced without a signal to the router. The settings file
+itself is not checked, because its author wants to check it first.
 
 Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
 are read again even if no setting changed. Current requests are not affected. FIXED settings stay as they were, and a
@@ -30,31 +30,35 @@ log = logging.getLogger(__name__)
 RELOADABLE = frozenset(
     (
         "replicas", "allow_empty",
-        "listen.metrics_on_main", "listen.cors_origins", "listen.files_interval_s", "listen.keepalive_s",
+        "listen.metrics_on_main", "listen.cors_origins", "listen.file_watch_interval_s", "listen.keepalive_s",
         "listen.lame_duck_s", "listen.drain_s",
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
         "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
         "listen.body_timeout_s", "listen.send_timeout_s",
-        "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
+        "extproc.tls_certificate", "extproc.tls_key", "extproc.tls_client_ca",
         "admin.token", "admin.token_file", "admin.replicas_allowed", "admin.connections_max",
         "admin.connections_per_client_max",
         "auth.keys_file", "auth.isolate", "auth.receipts",
-        "admission.in_flight_max", "admission.waiting_max", "admission.queue_requests_max",
-        "admission.queue_bytes_max", "admission.wait_s", "admission.hold_s", "admission.tenant_share_max",
-        "shared.url_file", "shared.password_file", "shared.tls_ca", "shared.tls_certificate", "shared.tls_key",
+        "admission.in_flight_max", "admission.engine_waiting_max", "admission.queue_requests_max",
+        "admission.queue_bytes_max", "admission.queue_timeout_s", "admission.defer_max_s", "admission.tenant_share_max",
+        "peering.redis_url_file", "peering.password_file", "peering.tls_ca", "peering.tls_certificate",
+        "peering.tls_key",
         "upstream.api_key", "upstream.api_key_file",
         "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
         "upstream.connect_timeout_s", "upstream.first_byte_timeout_s", "upstream.idle_timeout_s",
-        "upstream.stuck_after_s", "upstream.slow_start_s", "upstream.keepalive_s", "upstream.retries_max",
+        "upstream.stall_timeout_s", "upstream.slow_start_s", "upstream.keepalive_s", "upstream.retries_max",
         "upstream.retry_on_timeout", "upstream.retry_ratio", "upstream.retry_floor_per_s",
-        "upstream.continue_streams", "upstream.continue_models", "upstream.hand_over_s",
-        "split.linger_s",
-        "limits.body_bytes_max", "limits.bodies_bytes_max", "limits.bodies_wait_s", "limits.held_answer_bytes_max",
-        "limits.json_parts_max", "limits.json_values_max", "limits.reading_bytes_max", "limits.reading_wait_s",
+        "upstream.stream_failover", "upstream.stream_failover_models", "upstream.drain_migrate_after_s",
+        "disagg.prefill_grace_s",
+        "limits.body_bytes_max", "limits.total_body_bytes_max", "limits.body_budget_timeout_s",
+        "limits.buffered_response_bytes_max",
+        "limits.json_parts_max", "limits.json_values_max", "limits.parse_queue_bytes_max",
+        "limits.parse_queue_timeout_s",
         "api.passthrough", "api.unknown_models", "api.ask_usage", "api.receipts",
         "log.level", "log.requests",
-        "observatory.repairs", "observatory.append_only",
-        "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",
+        "insights.normalize_tools", "insights.history_policy",
+        "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.block_readiness",
+        "prewarm.timeout_s",
     )
 )  # fmt: skip
 # Settings of sockets and processes, and of parts that are built once: index, tokenizers, probe sessions and event
@@ -65,60 +69,64 @@ RESTART_REQUIRED = frozenset(
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
         "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
         "discovery.loopback", "discovery.replicas_max", "discovery.scale_from_zero", "discovery.models",
-        "gateway.host", "gateway.port", "gateway.health_port", "gateway.fallbacks_max", "gateway.objectives",
-        "gateway.sampled_ratio", "gateway.streams_max", "gateway.stream_s_max", "gateway.keepalive_s",
-        "gateway.conformance",
-        "listen.face", "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
+        "extproc.host", "extproc.port", "extproc.health_port", "extproc.fallbacks_max", "extproc.objectives",
+        "extproc.response_sample_ratio", "extproc.streams_max", "extproc.stream_s_max", "extproc.keepalive_s",
+        "extproc.conformance",
+        "listen.mode", "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s",
         "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",
         "auth.secret", "auth.secret_file", "auth.secret_before", "auth.secret_before_file", "auth.tenants_max",
-        "routing.policy", "routing.index_bytes_max", "routing.blocks_max_default", "routing.kv_tokens_max",
-        "routing.memory_max",
+        "routing.policy", "routing.index_bytes_max", "routing.default_cache_blocks", "routing.kv_tokens_max",
+        "routing.remembered_prompts_max",
         "probe.interval_s", "probe.timeout_s", "probe.models_interval_s", "probe.models_max", "probe.metrics",
         "probe.metrics_interval_s", "probe.api_key", "probe.page_bytes_max",
         "events.enabled", "events.endpoints", "events.bind", "events.topics", "events.poll_s",
-        "events.replay_timeout_s", "events.suspend_s", "events.wait_s", "events.queue_bytes_max", "events.blocks_max",
-        "events.index_bytes_max", "events.announce",
+        "events.replay_timeout_s", "events.fallback_delay_s", "events.pending_wait_s", "events.queue_bytes_max",
+        "events.blocks_max",
+        "events.index_bytes_max", "events.request_full_reports",
         "tiers.enabled", "tiers.kv_bytes_per_token", "tiers.cpu_gb_per_s", "tiers.storage_gb_per_s",
         "tiers.shared_gb_per_s",
-        "pulls.port", "pulls.endpoints", "pulls.gb_per_s", "pulls.probe_interval_s", "pulls.stall_s", "pulls.rest_s",
-        "split.handshake", "split.prefill", "split.decode", "split.port", "split.endpoints", "split.probe_interval_s",
-        "split.hosts",
+        "p2p.port", "p2p.endpoints", "p2p.gb_per_s", "p2p.probe_interval_s", "p2p.timeout_s", "p2p.cooldown_s",
+        "disagg.kv_connector", "disagg.prefill", "disagg.decode", "disagg.port", "disagg.endpoints",
+        "disagg.probe_interval_s",
+        "disagg.hosts",
         "tokens.sources", "tokens.template_kwargs", "tokens.ask_replicas", "tokens.verify",
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
-        "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
+        "limits.offload_bytes_min", "limits.response_ids_max", "limits.recent_decisions_max", "limits.json_depth_max",
         "log.format",
-        "shared.url", "shared.password", "shared.name", "shared.router", "shared.timeout_s", "shared.routers_assumed",
-        "shared.replicas_in_common",
-        "state.file", "state.every_s", "state.bytes_max", "state.age_max_s", "state.ready_within_s", "state.siblings",
+        "peering.redis_url", "peering.password", "peering.fleet", "peering.router_id", "peering.timeout_s",
+        "peering.expected_routers",
+        "peering.replicas_in_common",
+        "snapshot.path", "snapshot.interval_s", "snapshot.bytes_max", "snapshot.age_max_s",
+        "snapshot.readiness_wait_s", "snapshot.from_peers",
         "metrics.aliases", "metrics.former_names", "metrics.otel_names", "metrics.otlp_endpoint",
         "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
-        "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
-        "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",
-        "observatory.replay_window_s",
-        "observatory.templates_max", "observatory.groups_max", "observatory.steps_max", "observatory.step_header",
-        "observatory.step_field", "observatory.grafana_url",
+        "insights.enabled", "insights.excerpts", "insights.memory_bytes_max", "insights.prompt_bytes_max",
+        "insights.blocks_max", "insights.diff_budget_ms_per_s", "insights.inspections_per_s_max",
+        "insights.replay_window_s",
+        "insights.templates_max", "insights.groups_max", "insights.steps_max", "insights.step_header",
+        "insights.step_field", "insights.grafana_url",
     )
 )  # fmt: skip
 # Settings that decide, by being empty or not, how parts are built: with TLS, with keys.
 ON_OFF_SETTINGS = frozenset(
     (
-        "gateway.tls_certificate", "gateway.tls_client_ca",
-        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "shared.url_file", "upstream.tls_ca",
+        "extproc.tls_certificate", "extproc.tls_client_ca",
+        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "peering.redis_url_file", "upstream.tls_ca",
         "upstream.tls_certificate",
     )
 )  # fmt: skip
 
 # Live settings that name files, which are checked for changes.
 FILES = (
-    "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
+    "extproc.tls_certificate", "extproc.tls_key", "extproc.tls_client_ca",
     "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
-    "shared.url_file", "shared.password_file", "shared.tls_ca", "shared.tls_certificate", "shared.tls_key",
+    "peering.redis_url_file", "peering.password_file", "peering.tls_ca", "peering.tls_certificate", "peering.tls_key",
     "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
     "prewarm.prefixes_file",
 )  # fmt: skip
-OFF_S = 10.0  # interval of checks for a change of `listen.files_interval_s`, while it is 0
+OFF_S = 10.0  # interval of checks for a change of `listen.file_watch_interval_s`, while it is 0
 
 REFUSED = "configuration refused: the old one stays in force"
 
@@ -251,7 +259,7 @@ class Reloader:
         loop = asyncio.get_running_loop()
         changes = FileDebouncer(await loop.run_in_executor(None, _looks_of, files_of(self.settings)))
         while True:
-            interval_s = self.settings.listen.files_interval_s
+            interval_s = self.settings.listen.file_watch_interval_s
             await asyncio.sleep(interval_s or OFF_S)
             if not interval_s:
                 continue

@@ -18,8 +18,8 @@ SECRETS = (
     "auth.secret",
     "auth.secret_before",
     "probe.api_key",
-    "shared.password",
-    "shared.url",
+    "peering.password",
+    "peering.redis_url",
     "upstream.api_key",
 )
 
@@ -130,10 +130,10 @@ class TracingSettings:
 class ListenSettings:
     """Listeners of the router."""
 
-    face: Literal["edge", "picker", "both"] = "edge"
-    """Component in front of the replicas: `edge`, this router, which carries the bytes; `picker`, a gateway that asks
-    this router for the endpoint of each request (settings `gateway`; the router then has no main listener); or `both`.
-    All but `edge` need the extra `gateway`."""
+    mode: Literal["proxy", "extproc", "both"] = "proxy"
+    """Component in front of the replicas: `proxy`, this router, which carries the bytes; `extproc`, a gateway that asks
+    this router for the endpoint of each request (settings `extproc`; the router then has no main listener); or `both`.
+    All but `proxy` need the extra `gateway`."""
     host: str = "127.0.0.1"
     """Address of the main listener. Loopback by default, so that no client is served by accident."""
     port: Port = 8000
@@ -160,7 +160,7 @@ class ListenSettings:
     drain_s: NotNegative = 180.0
     """Seconds that running answers may take to finish after `listen.lame_duck_s`. A pod's grace period must be longer
     than both."""
-    files_interval_s: NotNegative = 10.0
+    file_watch_interval_s: NotNegative = 10.0
     """Seconds between two checks for a change of files that settings name (certificates, keys, tokens). A changed file
     is read again as on SIGHUP, once it stays the same for one interval. 0: on SIGHUP only."""
     tls_certificate: str = ""
@@ -187,7 +187,7 @@ class ListenSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
+class ExtProcSettings:
     """Endpoint picker: the router answers a gateway by Envoy's external processing. Needs the extra `gateway`."""
 
     host: str = "127.0.0.1"
@@ -196,11 +196,11 @@ class GatewaySettings:
     """Port of the picker, gRPC over HTTP/2; 0 takes a free one. As in the Gateway API's Inference Extension."""
     health_port: Port = 9003
     """Port of gRPC health checks alone, never with TLS: `liveness`, `readiness`; 0 takes a free one. They are answered
-    on `gateway.port` too."""
+    on `extproc.port` too."""
     tls_certificate: str = ""
     """PEM file of the picker's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
-    """PEM file of that certificate's private key; empty: it is in `gateway.tls_certificate`."""
+    """PEM file of that certificate's private key; empty: it is in `extproc.tls_certificate`."""
     tls_client_ca: str = ""
     """PEM file of authorities; gateways must then present a certificate signed by one of them."""
     fallbacks_max: Annotated[int, Meta(ge=0, le=4)] = 2
@@ -209,7 +209,7 @@ class GatewaySettings:
     objectives: tuple[str, ...] = ()
     """Priorities of objectives that clients name in `x-llm-d-inference-objective`: `batch=low`, `chat=high`. Others are
     `normal`."""
-    sampled_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    response_sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.02
     """Part of the answers that the router asks the gateway to send to it as well, after the first 64, if the gateway
     sends none: speeds and lengths are learned from them. It needs `allow_mode_override` in the gateway, and costs those
     answers about 0.2 ms of CPU a chunk. 0: none."""
@@ -244,7 +244,7 @@ class AdminSettings:
     or a network, never a name, with its port. Empty: no replica can be added."""
     history_path: str = ""
     """File in which past decisions and the page's figures are kept over restarts; it is created if it is missing, and
-    belongs to this router alone. Empty: memory only, `limits.decisions_max` decisions and an hour of figures."""
+    belongs to this router alone. Empty: memory only, `limits.recent_decisions_max` decisions and an hour of figures."""
     history_bytes_max: HistoryBytes = 256 << 20
     """Bytes of the file `admin.history_path` with its journal; the oldest decisions are deleted first. 256 MiB contains
     about 200,000."""
@@ -263,8 +263,8 @@ class AuthSettings:
     """If true, no tenant shares cached prefixes with another: prompts are salted, so that no tenant can infer from
     response times what others have asked. A key may override this for its tenant."""
     secret: str = ""
-    """Secret from which tenants' salts are derived, and by which routers with `shared.url` authenticate their messages
-    to each other. All routers in front of one fleet need the same. At least 32 characters. Empty: messages are
+    """Secret from which tenants' salts are derived, and by which routers with `peering.redis_url` authenticate their
+    messages to each other. All routers in front of one fleet need the same. At least 32 characters. Empty: messages are
     authenticated by a secret made of all API keys, and without keys not at all."""
     secret_file: str = ""
     """File that contains the secret."""
@@ -287,21 +287,21 @@ class AdmissionSettings:
     in_flight_max: Positive = 1_024
     """Maximum of requests open at once on one replica, regardless of its own report. As vLLM's own default for large
     GPUs."""
-    waiting_max: Positive = 32
+    engine_waiting_max: Positive = 32
     """Number of requests waiting in an engine, by its own recent count, above which it receives no further ones: they
     wait in the router, which can order them."""
     queue_requests_max: Count = 1_024
     """Maximum of requests that wait in the router; beyond it the least important one is shed (429)."""
     queue_bytes_max: Positive = 256 << 20
     """Bytes of bodies that wait in the router."""
-    wait_s: Seconds = 30.0
+    queue_timeout_s: Seconds = 30.0
     """Seconds for which a request may wait in the router, from its arrival, for any reason. A request that would wait
     longer is shed on arrival (429)."""
-    hold_s: NotNegative = 30.0
+    defer_max_s: NotNegative = 30.0
     """Seconds for which a long prompt may be deferred while the fleet is busy and the prompt would evict so many blocks
-    that all requests became slower. After that it is placed in any case, or waits for a place until `wait_s` is over.
-    0: no prompt is deferred. A value above `wait_s` raises the output above saturation, if clients and proxies in front
-    are willing to wait for that time."""
+    that all requests became slower. After that it is placed in any case, or waits for a place until `queue_timeout_s`
+    is over. 0: no prompt is deferred. A value above `queue_timeout_s` raises the output above saturation, if clients
+    and proxies in front are willing to wait for that time."""
     tenant_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Part of the fleet's places that one tenant may hold while the fleet is full, so that others need not wait for
     it."""
@@ -316,11 +316,11 @@ class RoutingSettings:
     index_bytes_max: Positive = 256 << 20
     """Bytes that the prefix index may take, all replicas together. 256 MiB contains about 800,000 blocks of 512
     bytes."""
-    blocks_max_default: Positive = 4_096
+    default_cache_blocks: Positive = 4_096
     """Estimated blocks of 512 bytes in the cache of a replica with unknown capacity: half a million tokens."""
     kv_tokens_max: Count = 0
-    """KV capacity of a replica in tokens if its metrics report none; 0 leaves `blocks_max_default`."""
-    memory_max: Positive = 65_536
+    """KV capacity of a replica in tokens if its metrics report none; 0 leaves `default_cache_blocks`."""
+    remembered_prompts_max: Positive = 65_536
     """Number of past prompts remembered, to learn how soon they repeat and which replica answered them."""
 
 
@@ -373,10 +373,10 @@ class EventSettings:
     replay_timeout_s: Seconds = 1.0
     """Seconds for which a replay may be silent before it is requested again; twice as long each time, three times in
     all. vLLM answers between two batches, every 0.1 s."""
-    suspend_s: Seconds = 2.0
+    fallback_delay_s: Seconds = 2.0
     """Seconds for which no cached blocks are credited to a replica after its stream broke; then the router's own
     estimate counts again."""
-    wait_s: NotNegative = 0.02
+    pending_wait_s: NotNegative = 0.02
     """Seconds for which a request may wait for events that are known to be on their way: an answer that ended a moment
     ago must have stored blocks that no event has reported yet. On idle machines no request waits."""
     queue_bytes_max: Positive = 64 << 20
@@ -387,7 +387,7 @@ class EventSettings:
     index_bytes_max: Positive = 1 << 30
     """Bytes that the blocks reported by KV events may take, all replicas together, at 320 a block: 3.3 million blocks.
     Beyond it the replica that takes most gives up blocks, and is not exact until its cache is cleared."""
-    announce: bool = False
+    request_full_reports: bool = False
     """If true, a vLLM replica that the router joined late is made to report its cached blocks of requested prompts.
     This takes a request of one token with `kv_cache_report_mode: full` (vLLM 0.30 and later), at most one a second. The
     report looks like second copies to every router that receives the events: use it in all routers of a replica, or in
@@ -414,13 +414,13 @@ class TierSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PullSettings:
+class P2pSettings:
     """P2P KV transfer: blocks that one engine reads from the CPU memory of another, on the router's order. vLLM's p2p
     tier."""
 
     port: Port = 0
     """Port at which every engine takes orders of its peers (`VLLM_P2P_SIDE_CHANNEL_PORT`, 5710 by default), counted up
-    by its data-parallel rank. 0: only engines that `pulls.endpoints` or a pod's annotation `warmroute/p2p-port` names.
+    by its data-parallel rank. 0: only engines that `p2p.endpoints` or a pod's annotation `warmroute/p2p-port` names.
     """
     endpoints: tuple[str, ...] = ()
     """Addresses at which single engines take orders of their peers: `http://10.0.0.1:8000=10.0.0.1:5710`."""
@@ -430,19 +430,19 @@ class PullSettings:
     probe_interval_s: Seconds = 5.0
     """Seconds between two checks if an engine still takes orders of its peers. No blocks are transferred from an engine
     that does not listen."""
-    stall_s: Seconds = 10.0
+    timeout_s: Seconds = 10.0
     """Seconds beyond the predicted time to the first token (its 90th percentile) after which a request with a P2P KV
     transfer is sent again without one. The same holds for a stream with a prompt that another replica prefilled
-    (`split`). The limit is needed because an engine waits for a wrong address without end."""
-    rest_s: Seconds = 60.0
+    (`disagg`). The limit is needed because an engine waits for a wrong address without end."""
+    cooldown_s: Seconds = 60.0
     """Seconds of cooldown for the source of a request that stalled: no blocks are transferred from it."""
 
 
 @dataclass(frozen=True, slots=True)
-class SplitSettings:
+class DisaggSettings:
     """Disaggregated prefill: one replica prefills the prompt of a request, and another one decodes."""
 
-    handshake: Literal["", "nixl", "mooncake", "offloading", "sglang"] = ""
+    kv_connector: Literal["", "nixl", "mooncake", "offloading", "sglang"] = ""
     """KV connector of the engines: `nixl`, `mooncake` or `offloading` for vLLM's connectors of these names
     (`offloading`: with a p2p tier), `sglang` for SGLang. Empty: no request is split, and roles have no effect."""
     prefill: tuple[str, ...] = ()
@@ -460,7 +460,7 @@ class SplitSettings:
     probe_interval_s: Seconds = 5.0
     """Seconds between two checks if a prefilling engine still answers at the address for decoding ones. An engine that
     does not answer prefills for no other."""
-    linger_s: Seconds = 2.0
+    prefill_grace_s: Seconds = 2.0
     """Seconds that a prefilling engine has left when the answer that uses its blocks has ended."""
     hosts: tuple[str, ...] = ()
     """Hosts that prefilling engines may name in their answers in addition to their own, as addresses, CIDRs or names:
@@ -493,7 +493,7 @@ class TokenSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservatorySettings:
+class InsightsSettings:
     """Analysis of cache misses: reasons, first differences, advice."""
 
     enabled: bool = True
@@ -508,11 +508,11 @@ class ObservatorySettings:
     blocks_max: Positive = 1 << 19
     """Number of blocks of 512 bytes for which it is remembered that they were computed once, and on which replica: 67
     million tokens."""
-    compare_ms_per_s_max: Positive = 10
+    diff_budget_ms_per_s: Positive = 10
     """Milliseconds a second for finding the differences of prompts, 1 % of a core. When half of it is used, a
     difference that was found twice at one place is assumed for the next prompt; beyond the limit, the last difference
     found is assumed."""
-    looks_per_s_max: Positive = 200
+    inspections_per_s_max: Positive = 200
     """Prompts a second, in each process that serves clients, with texts that are examined: half a percent of a core.
     Each 32 KB of one count as one more. Beyond it only a part of all conversations is watched, and the reasons of the
     others come from their blocks alone."""
@@ -531,10 +531,10 @@ class ObservatorySettings:
     """Field of a body's `metadata` that names the step if the header does not."""
     grafana_url: WebAddress = ""
     """Address of Grafana, linked from the page: `https://grafana.example/d/warmroute-overview`. Empty: no link."""
-    repairs: tuple[str, ...] = ()
+    normalize_tools: tuple[str, ...] = ()
     """Repairs of requests before they are sent, unless a key sets them for its tenant: `sort_tools`, `canonical_tools`
     (keys of tools' JSON schemas in one order)."""
-    append_only: str = "off"
+    history_policy: str = "off"
     """Treatment of a conversation with changed earlier messages, unless a key sets it for its tenant: `off`, `warn` (a
     header and a log line) or `reject` (409)."""
 
@@ -550,35 +550,35 @@ class PrewarmSettings:
     """Number of the most used learned templates that a replica is warmed with; 0: none."""
     tokens_max: Positive = 200_000
     """Maximum of prompt tokens that a replica is warmed with."""
-    hold_ready: bool = False
+    block_readiness: bool = False
     """If true, a replica gets no traffic until it is warm. Off by default: it takes traffic in the meantime."""
     timeout_s: Seconds = 60.0
     """Seconds that warming may take; then the replica takes traffic as it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSettings:
+class PeeringSettings:
     """Messages between routers of one fleet, through Redis (6.2 and newer) or Valkey. Needs the extra `shared`."""
 
-    url: str = ""
+    redis_url: str = ""
     """Address of the store: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,
     `redis+sentinel://HOST,HOST/SERVICE` or `redis+cluster://HOST,HOST`. Empty: nothing is shared, and sharing costs
     nothing. Needs the extra `shared`."""
-    url_file: str = ""
+    redis_url_file: str = ""
     """File that contains the URL, such as a mounted secret; read again on SIGHUP."""
     password: str = ""
     """Password for the store, in place of one in the URL."""
     password_file: str = ""
     """File that contains the password for the store; read again on SIGHUP."""
-    name: str = "fleet"
+    fleet: str = "fleet"
     """Name of the fleet: routers with the same name share, and several fleets may have one store."""
-    router: str = ""
+    router_id: str = ""
     """Name of this router, unique in the fleet. Empty: the machine's name, in Kubernetes the pod's, and the port of the
     admin listener."""
     timeout_s: Annotated[float, Meta(gt=0, le=0.5)] = 0.5
     """Seconds that the store may take for an answer, 0.5 at most. No request waits for it. Beyond it the store counts
     as gone; a longer limit would keep a router from noticing within a second."""
-    routers_assumed: Positive = 2
+    expected_routers: Positive = 2
     """Number of routers assumed until this one has received messages through the store. Until then it grants only its
     part, one in this number, of each tenant's rate."""
     replicas_in_common: bool = True
@@ -594,25 +594,25 @@ class SharedSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSettings:
+class SnapshotSettings:
     """State that a starting router restores: blocks that replicas hold, the replica that answered each prompt, and
     learned values. It consists of hashes and numbers, never of a prompt, an answer or a key of a client."""
 
-    file: str = ""
+    path: str = ""
     """File in which the router saves its state, and from which it restores it; empty: none. One router uses it, for all
     of its workers. It is replaced atomically, and only the router's user can read it."""
-    every_s: Seconds = 30.0
+    interval_s: Seconds = 30.0
     """Seconds between two writes of the state file; it is also written at an orderly end."""
     bytes_max: Positive = 256 << 20
     """Bytes that the file, or the state that a sibling sends, may have: replicas that do not fit are left out. A
     replica's 20,000 blocks take about 500 KB."""
     age_max_s: Seconds = 900.0
     """Seconds after which saved state is no longer used: caches have other contents by then."""
-    ready_within_s: NotNegative = 5.0
+    readiness_wait_s: NotNegative = 5.0
     """Seconds for which `/readyz` may wait, from the start on, until saved state is restored. 0: it does not wait."""
-    siblings: bool = True
-    """If true, a starting router with `shared.url` requests the state of another one, and answers such requests of
-    others."""
+    from_peers: bool = True
+    """If true, a starting router with `peering.redis_url` requests the state of another one, and answers such requests
+    of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -639,7 +639,7 @@ class UpstreamSettings:
     """Seconds between two pieces of an answer, pings left out. While its replica works a stream may be silent for an
     hour, because it may hide the tokens that it generates. At an engine without metrics such silence is accepted for
     `upstream.first_byte_timeout_s`."""
-    stuck_after_s: Seconds = 3.0
+    stall_timeout_s: Seconds = 3.0
     """Seconds beyond the time in which a replica should have sent a first token. After that it counts as stalled and
     receives no further requests, and silent requests are retried on other replicas."""
     slow_start_s: NotNegative = 10.0
@@ -658,14 +658,14 @@ class UpstreamSettings:
     retries."""
     retry_floor_per_s: NotNegative = 10.0
     """Retries per second that are always allowed, regardless of the ratio."""
-    continue_streams: Literal["off", "asked", "exact", "approximate"] = "asked"
-    """Stream failover, unless a key or `upstream.continue_models` sets it: a broken stream is continued on another
-    replica. `asked`: if the request asks for it (`x-warmroute-stream-failover`); `exact`: if the whole is what one
+    stream_failover: Literal["off", "asked", "exact", "approximate"] = "asked"
+    """Stream failover, unless a key or `upstream.stream_failover_models` sets it: a broken stream is continued on
+    another replica. `asked`: if the request asks for it (`x-warmroute-stream-failover`); `exact`: if the whole is what one
     replica would have sent; `approximate`: also if it may differ; `off`: never. Engines are then asked for token ids,
     and each event of such streams is read."""
-    continue_models: tuple[str, ...] = ()
-    """Stream failover of single models, in the values of `upstream.continue_streams`: `MODEL=exact`."""
-    hand_over_s: NotNegative = 5.0
+    stream_failover_models: tuple[str, ...] = ()
+    """Stream failover of single models, in the values of `upstream.stream_failover`: `MODEL=exact`."""
+    drain_migrate_after_s: NotNegative = 5.0
     """Seconds from the report that a replica is leaving or not ready (by discovery), or from a request to drain it,
     until its streams that can be continued are moved to other replicas. Shorter than the grace period that engines have
     to end."""
@@ -677,20 +677,20 @@ class LimitSettings:
 
     body_bytes_max: Positive = 32 << 20
     """Bytes of a request body. A million tokens with some images; more is 413."""
-    bodies_bytes_max: Positive = 1 << 30
+    total_body_bytes_max: Positive = 1 << 30
     """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. A tenant,
     or without keys an address, may hold four times the bytes that are left free; beyond that its bodies are not read
     any further. Workers have a part each."""
-    bodies_wait_s: Seconds = 10.0
-    """Seconds for which a body may wait for space within `limits.bodies_bytes_max`; then 503."""
-    held_answer_bytes_max: Count = 1 << 20
+    body_budget_timeout_s: Seconds = 10.0
+    """Seconds for which a body may wait for space within `limits.total_body_bytes_max`; then 503."""
+    buffered_response_bytes_max: Count = 1 << 20
     """Bytes of an answer with a Content-Length that is held until it is complete, so that a truncated one can be
     retried. A longer one, one without a length, and every stream of events are forwarded as they arrive."""
     offload_bytes_min: Count = 256 << 10
     """Bytes of a body from which it is parsed off the event loop. Larger ones take over a millisecond."""
     response_ids_max: Positive = 65_536
     """Number of response ids remembered, so that follow-ups reach the replica that stored them."""
-    decisions_max: Positive = 512
+    recent_decisions_max: Positive = 512
     """Number of the last decisions kept for `/admin/decisions`."""
     json_depth_max: Positive = 256
     """Maximum depth of objects and arrays in a request body; deeper is 400."""
@@ -700,10 +700,10 @@ class LimitSettings:
     json_values_max: Positive = 1 << 20
     """Maximum of values in a request body, such as the token ids of a prompt; more is 400, before the body is
     decoded."""
-    reading_bytes_max: Positive = 128 << 20
+    parse_queue_bytes_max: Positive = 128 << 20
     """Bytes of long bodies that wait to be parsed, which one thread does; beyond it one is shed (429), of the tenant
     that has most of them waiting."""
-    reading_wait_s: Seconds = 10.0
+    parse_queue_timeout_s: Seconds = 10.0
     """Seconds for which a long body may wait to be parsed; then its request is shed (429)."""
 
 
@@ -788,7 +788,7 @@ class Settings:
     """Sources of replicas in addition to `replicas`."""
     listen: ListenSettings = field(default_factory=ListenSettings)
     """Listeners of the router."""
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    extproc: ExtProcSettings = field(default_factory=ExtProcSettings)
     """Endpoint picker of a gateway."""
     admin: AdminSettings = field(default_factory=AdminSettings)
     """Access to the admin listener, and the file of past decisions."""
@@ -804,15 +804,15 @@ class Settings:
     """Use of replicas' KV events."""
     tiers: TierSettings = field(default_factory=TierSettings)
     """Blocks that engines keep behind their GPUs."""
-    pulls: PullSettings = field(default_factory=PullSettings)
+    p2p: P2pSettings = field(default_factory=P2pSettings)
     """P2P KV transfer between engines."""
-    split: SplitSettings = field(default_factory=SplitSettings)
+    disagg: DisaggSettings = field(default_factory=DisaggSettings)
     """Disaggregated prefill."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """Conversion of prompts to token ids."""
-    shared: SharedSettings = field(default_factory=SharedSettings)
+    peering: PeeringSettings = field(default_factory=PeeringSettings)
     """Messages between routers."""
-    state: StateSettings = field(default_factory=StateSettings)
+    snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     """State that a starting router restores."""
     upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
     """Connections to replicas."""
@@ -826,7 +826,7 @@ class Settings:
     """Content of the metrics page."""
     tracing: TracingSettings = field(default_factory=TracingSettings)
     """OpenTelemetry traces."""
-    observatory: ObservatorySettings = field(default_factory=ObservatorySettings)
+    insights: InsightsSettings = field(default_factory=InsightsSettings)
     """Analysis of cache misses."""
     prewarm: PrewarmSettings = field(default_factory=PrewarmSettings)
     """Prewarming of new replicas."""

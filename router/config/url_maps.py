@@ -13,7 +13,7 @@ import msgspec
 from yarl import URL
 
 from router.config.files import expand_path
-from router.config.schema import SplitSettings
+from router.config.schema import DisaggSettings
 from router.core.dialects.own_hosts import host_problem
 
 MODELS_MAX = 256  # names in `discovery.models`, each with its own series
@@ -49,28 +49,28 @@ def same_base(url: str) -> str:
         return url
 
 
-def split_problems(split: SplitSettings, replicas: Iterable[str] = ()) -> list[str]:
-    """Return the problems of the settings `split`. `replicas`: all replicas, if there cannot be others; if empty, the
+def split_problems(split: DisaggSettings, replicas: Iterable[str] = ()) -> list[str]:
+    """Return the problems of the settings `disagg`. `replicas`: all replicas, if there cannot be others; if empty, the
     lists are not compared with them."""
-    problems = url_problems(split.prefill, "split.prefill") + url_problems(split.decode, "split.decode")
-    problems += peer_problems(split.endpoints, "split.endpoints", 8998)
+    problems = url_problems(split.prefill, "disagg.prefill") + url_problems(split.decode, "disagg.decode")
+    problems += peer_problems(split.endpoints, "disagg.endpoints", 8998)
     for each in split.hosts:
         if host_problem(each):
-            problems.append(f"'split.hosts': '{each}' is neither a host nor a CIDR such as 10.0.0.0/8")
+            problems.append(f"'disagg.hosts': '{each}' is neither a host nor a CIDR such as 10.0.0.0/8")
     named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(split, name)]
-    if named and not split.handshake:
-        problems.append(f"'split.{named[0]}': needs 'split.handshake', without which no request is split")
+    if named and not split.kv_connector:
+        problems.append(f"'disagg.{named[0]}': needs 'disagg.kv_connector', without which no request is split")
     if problems:
         return problems
     prefill, decode = {same_base(url) for url in split.prefill}, {same_base(url) for url in split.decode}
     for url in sorted(prefill & decode):
-        problems.append(f"'split.prefill', 'split.decode': '{url}' is in both; a replica in neither does both")
+        problems.append(f"'disagg.prefill', 'disagg.decode': '{url}' is in both; a replica in neither does both")
     known = {same_base(url) for url in replicas}
     for name, urls in (("prefill", prefill), ("decode", decode)):
         for url in sorted(urls - known if known else ()):
-            problems.append(f"'split.{name}': '{url}' is none of 'replicas'")
-    if split.handshake == "nixl" and (split.port or split.endpoints):
-        problems.append("'split.port', 'split.endpoints': nixl needs none, since its answers say where to ask")
+            problems.append(f"'disagg.{name}': '{url}' is none of 'replicas'")
+    if split.kv_connector == "nixl" and (split.port or split.endpoints):
+        problems.append("'disagg.port', 'disagg.endpoints': nixl needs none, since its answers say where to ask")
     return problems
 
 
@@ -97,7 +97,7 @@ def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
     return {replica.rstrip("/"): address for replica, _, address in (each.rpartition("=") for each in given)}
 
 
-def peer_problems(endpoints: Iterable[str], name: str = "pulls.endpoints", port: int = 5710) -> list[str]:
+def peer_problems(endpoints: Iterable[str], name: str = "p2p.endpoints", port: int = 5710) -> list[str]:
     """Return the problems of a setting `name` of such pairs. `port` is the port in its example."""
     example, told = f"http://10.0.0.1:8000=10.0.0.1:{port}", set[str]()
     problems = list[str]()
@@ -124,9 +124,9 @@ def objectives(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def objective_problems(pairs: Iterable[str]) -> list[str]:
-    """Return the problems of the setting `gateway.objectives`."""
+    """Return the problems of the setting `extproc.objectives`."""
     wrong = [given for given in pairs if not re.fullmatch(r"[^=\s]+=(high|normal|low)", given)]
-    return [f"'gateway.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
+    return [f"'extproc.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
 
 
 def continued_models(pairs: Iterable[str]) -> dict[str, str]:
@@ -145,9 +145,11 @@ def model_problems(names: Sequence[str]) -> list[str]:
 
 
 def continue_problems(pairs: Iterable[str]) -> list[str]:
-    """Return the problems of the setting `upstream.continue_models`."""
+    """Return the problems of the setting `upstream.stream_failover_models`."""
     wrong = [given for given in pairs if not re.fullmatch(r".+=(off|asked|exact|approximate)", given)]
-    return [f"'upstream.continue_models': '{given}' is not MODEL=off, asked, exact or approximate" for given in wrong]
+    return [
+        f"'upstream.stream_failover_models': '{given}' is not MODEL=off, asked, exact or approximate" for given in wrong
+    ]
 
 
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:

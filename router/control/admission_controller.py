@@ -4,9 +4,9 @@
 A waiting request is a ticket and a callback, without a task or a timer. The queue is served when a lease is returned,
 and a few times a second, because capacity can appear in other ways. A retry is neither queued nor charged again.
 
-There is one wait with one limit: `wait_s` from the arrival of the request. For the first `hold_s` of that time the
-request may be deferred; after that it queues with all others. A request that leaves while it waits and comes again
-within a minute gets credit for its earlier wait (core/admission/wait_credit.py).
+There is one wait with one limit: `queue_timeout_s` from the arrival of the request. For the first `defer_max_s` of that
+time the request may be deferred; after that it queues with all others. A request that leaves while it waits and comes
+again within a minute gets credit for its earlier wait (core/admission/wait_credit.py).
 """
 
 from __future__ import annotations
@@ -286,20 +286,20 @@ class AdmissionController:
 
     @property
     def _hold_s(self) -> float:
-        return 0.0 if self._released else self._limits.hold_s
+        return 0.0 if self._released else self._limits.defer_max_s
 
     def _held_back_bytes(self) -> int:
         return sum(ticket.size_bytes for ticket in self._holding) if self._holding else 0
 
     def _try_held_back(self, now_s: float) -> None:
-        """Place deferred requests at the end of `hold_s`, and a few others if they no longer cause thrashing."""
+        """Place deferred requests at the end of `defer_max_s`, and a few others if they no longer cause thrashing."""
         for ticket in self._holding.over(now_s, self._hold_s):
             self._try(ticket, now_s, may_hold_back=False)
         for ticket in self._holding.next_few():
             self._try(ticket, now_s, may_hold_back=True)
 
     def _try(self, ticket: Ticket, now_s: float, *, may_hold_back: bool) -> None:
-        """Place a deferred request. If its `hold_s` is over and there is no place, it waits for one with all others."""
+        """Place a deferred request. Without a free place after `defer_max_s` it waits for one with all others."""
         if ticket not in self._holding:  # the ticket was taken back while another one was answered
             return
         waiting, admission = self._waiting_of(ticket), self._admission
@@ -324,7 +324,7 @@ class AdmissionController:
     def _queue_up(self, ticket: Ticket, now_s: float) -> None:
         """Move a deferred request to the queue. It was already counted there, so the queue has capacity for it."""
         self._holding.remove(ticket)
-        if now_s - ticket.at_s >= self._limits.wait_s:
+        if now_s - ticket.at_s >= self._limits.queue_timeout_s:
             self._turn_away(ticket, now_s)
             return
         limits = self._limits

@@ -159,7 +159,7 @@ class ControlPlane:
             )
         await events.start()
         self._stack.push_async_callback(events.close)
-        if s.events.announce:
+        if s.events.request_full_reports:
             announcer = EventReplayTrigger(self.router, api_key=s.probe.api_key, tls=self.tls)
             self._stack.push_async_callback(announcer.close)
             self._task(announcer.watch())
@@ -177,7 +177,7 @@ class ControlPlane:
 
     def _share(self) -> None:
         """Open the link to other routers, if a store is named."""
-        if is_shared(self.settings.shared):
+        if is_shared(self.settings.peering):
             self.link = wiring.make_peer_sync(self)
             self.link.start()
             self._stack.push_async_callback(self.link.close)
@@ -277,7 +277,7 @@ class ControlPlane:
             tls.renew(self.tls, upstream)  # probe sessions use it at once
         self.settings, self.keys = settings, keys
         self.admin_token, self.upstream_key = credentials
-        self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
+        self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stall_timeout_s)
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
         self._additions.allowed = parse_networks(settings.admin.replicas_allowed)

@@ -54,11 +54,11 @@ class PeerSync:
 
     def __init__(self, hub: LinkedHub, admin_port: int) -> None:
         self._hub = hub
-        shared = hub.settings.shared
+        shared = hub.settings.peering
         # Address of the store of the present session, or of the session that is being opened; None: no session has
         # begun.
         self._address: StoreAddress | None = None
-        self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
+        self.name = shared.router_id or f"{socket.gethostname()}:{admin_port}"
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()
         self._core = PeerSyncCore(
@@ -68,12 +68,12 @@ class PeerSync:
             hub.admission.quotas,
             hub.router,
             hub.placer.owners,
-            routers_assumed=shared.routers_assumed,
+            routers_assumed=shared.expected_routers,
             served=hub.router.base_models,
             clock=time.monotonic,
         )
         self._secrets = _secrets(hub.settings.auth)
-        self._seals = Seals(shared.name, self._secrets or _secrets_of(hub.keys), time.monotonic)
+        self._seals = Seals(shared.fleet, self._secrets or _secrets_of(hub.keys), time.monotonic)
         self.link = PeerChannel(
             self._open_session,
             self._core,
@@ -82,9 +82,9 @@ class PeerSync:
             origin=origin,
             limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max, shared.replicas_in_common),
             seals=self._seals,
-            state=hub.state if hub.settings.state.siblings else None,
+            state=hub.state if hub.settings.snapshot.from_peers else None,
         )
-        if hub.state is not None and hub.settings.state.siblings:
+        if hub.state is not None and hub.settings.snapshot.from_peers:
             hub.state.set_expected(more=True)
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class PeerSync:
         """Connect to the store of the settings in force. If its address is unchanged, the session is not
         interrupted."""
         try:
-            address = address_of(self._hub.settings.shared)
+            address = address_of(self._hub.settings.peering)
         except _UNREADABLE:  # a file that has changed since it was checked: the next session reports that
             return
         if self._address is not None and address != self._address:
@@ -124,13 +124,13 @@ class PeerSync:
         from router.peering.clients import TlsFiles
         from router.peering.redis_store import open_session
 
-        shared, self._address = self._hub.settings.shared, None
+        shared, self._address = self._hub.settings.peering, None
         try:
             self._address = address = address_of(shared)
         except _UNREADABLE as error:
             raise StoreFailed("unreachable", f"the store's address cannot be read: {error}") from error
         tls = TlsFiles(shared.tls_ca, shared.tls_certificate, shared.tls_key)
-        async with open_session(address, shared.name, shared.timeout_s, tls) as session:
+        async with open_session(address, shared.fleet, shared.timeout_s, tls) as session:
             yield session
 
     # -- status ------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class PeerSync:
         delay_ms = None if link.delay_s is None else round(link.delay_s * 1e3, 2)
         return {
             "router": self.name,
-            "fleet": self._hub.settings.shared.name,
+            "fleet": self._hub.settings.peering.fleet,
             "whole": link.connected,
             # a session may fail, and the next be open before the link counts as down
             "why": "" if link.connected else link.why,

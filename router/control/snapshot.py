@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.config.schema import StateSettings
+from router.config.schema import SnapshotSettings
 from router.control import snapshot_builder
 from router.control.snapshot_file import read_chunks, write_chunks
 from router.core.kv_events.event_state_codec import UnreadableState
@@ -55,7 +55,7 @@ class SnapshotManager:
     def __init__(
         self,
         router: Router,
-        settings: StateSettings,
+        settings: SnapshotSettings,
         *,
         name: str,
         clock: Callable[[], float] = time.monotonic,
@@ -88,7 +88,7 @@ class SnapshotManager:
 
     async def load(self) -> None:
         """Read the file, if there is one."""
-        path, began_s = self._settings.file, self._clock()
+        path, began_s = self._settings.path, self._clock()
         self._began_s = began_s
         if not path:
             return
@@ -114,7 +114,7 @@ class SnapshotManager:
         age_s = self._wall() - parts.origin.at_s
         if age_s > self._settings.age_max_s:
             most_s = self._settings.age_max_s
-            raise UnreadableState(f"{age_s:.0f} s old, more than {most_s:.0f} s (state.age_max_s)")
+            raise UnreadableState(f"{age_s:.0f} s old, more than {most_s:.0f} s (snapshot.age_max_s)")
         return parts
 
     def import_replica(self, parts: StateParts, source: str) -> None:
@@ -140,7 +140,7 @@ class SnapshotManager:
     @property
     def blocks_readiness(self) -> bool:
         """True if a router that has just started should not serve yet."""
-        if self._clock() - self._began_s >= self._settings.ready_within_s:
+        if self._clock() - self._began_s >= self._settings.readiness_wait_s:
             return False
         there = self._router.member
         return self._expected or any(there(id_) is not None for waits in (self._waiting, self._asked) for id_ in waits)
@@ -174,16 +174,16 @@ class SnapshotManager:
 
     async def watch(self) -> None:
         """Restore parts as their replicas prove the same, until cancelled. Also write the file every `every_s`."""
-        write_s = self._clock() + self._settings.every_s
+        write_s = self._clock() + self._settings.interval_s
         while True:
             await asyncio.sleep(LOOK_S if self._waiting or self._asked or not self._said else 4 * LOOK_S)
             if self._waiting or self._asked:
                 await self._look()
             elif not self._said:
                 self._say()
-            if self._settings.file and self._clock() >= write_s:
+            if self._settings.path and self._clock() >= write_s:
                 await self.save()
-                write_s = self._clock() + self._settings.every_s
+                write_s = self._clock() + self._settings.interval_s
 
     async def _look(self) -> None:
         """Check each replica that waits."""
@@ -278,17 +278,17 @@ class SnapshotManager:
 
     async def save(self) -> None:
         """Write the file, if one is set. A failure is logged once, and the old file is kept."""
-        if not self._settings.file:
+        if not self._settings.path:
             return
         pace = CooperativeBudget()
         try:
             pieces = [piece async for piece in self._pieces(pace)]
-            self._bytes = await asyncio.to_thread(write_chunks, Path(self._settings.file), pieces)
+            self._bytes = await asyncio.to_thread(write_chunks, Path(self._settings.path), pieces)
         except OSError as error:
             self._files["failed"] += 1
             if not self._failing:
                 fields = {
-                    "file": self._settings.file,
+                    "file": self._settings.path,
                     "why": str(error),
                     "next": "see that there is room, and the right",
                 }
@@ -326,7 +326,7 @@ class SnapshotManager:
         """Return the status for `/admin/index`, under `state`."""
         age_s = None if self._at_s is None else round(self._wall() - self._at_s, 3)
         return {
-            "file": self._settings.file,
+            "file": self._settings.path,
             "source": self.source,
             "why": self.why,
             "failing": self._failing,

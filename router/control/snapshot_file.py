@@ -68,7 +68,7 @@ def read_chunks(path: Path, bytes_max: int) -> list[bytes]:
         if about.st_mode & stat.S_IWOTH:
             raise UnreadableState("every user can write it")
         if about.st_size > bytes_max:
-            raise UnreadableState(f"{about.st_size} bytes are more than {bytes_max} (state.bytes_max)")
+            raise UnreadableState(f"{about.st_size} bytes are more than {bytes_max} (snapshot.bytes_max)")
         begin = file.read(len(MAGIC))
         if begin != MAGIC:
             raise UnreadableState("of another release" if begin[: len(NAME)] == NAME else "no state of a router")

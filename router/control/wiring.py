@@ -22,7 +22,7 @@ from router.admin.observatory import InsightsService
 from router.admin.page_table import AdminRoute
 from router.admin.pages import Pages
 from router.config.allowed_networks import is_loopback
-from router.config.schema import PullSettings, Settings, TierSettings
+from router.config.schema import P2pSettings, Settings, TierSettings
 from router.config.url_maps import event_endpoints, event_topics
 from router.control.control_context import ControlPlaneContext
 from router.control.local_placement import LocalPlacementService
@@ -62,31 +62,31 @@ STALE_PROBES = 3  # probe intervals after which an engine's reported load no lon
 def router_of(hub: ControlPlaneContext) -> Router:
     """Make the Router. Its events about replicas go to the roster, the event streams and the warmer."""
     s = hub.settings
-    window_s = s.observatory.replay_window_s
+    window_s = s.insights.replay_window_s
     return Router(
         POLICIES[s.routing.policy](),
         index_bytes_max=s.routing.index_bytes_max,
-        memory_max=s.routing.memory_max,
-        blocks_max_default=s.routing.blocks_max_default,
+        memory_max=s.routing.remembered_prompts_max,
+        blocks_max_default=s.routing.default_cache_blocks,
         stored_blocks_max=s.events.blocks_max,
         stored_bytes_max=s.events.index_bytes_max,
-        repeats=s.events.announce,
+        repeats=s.events.request_full_reports,
         tiers=s.tiers.enabled,
-        load_guesses=load_guesses(s.tiers, s.pulls),
+        load_guesses=load_guesses(s.tiers, s.p2p),
         graded=lambda id_, grade, why: hub.roster.on_grade_changed(id_, grade, why),
         resync=lambda id_: hub.events.resync(id_) if hub.events else None,
         slow_start_s=s.upstream.slow_start_s,
-        stuck_after_s=s.upstream.stuck_after_s,
+        stuck_after_s=s.upstream.stall_timeout_s,
         breaker_changed=lambda id_, state, why: hub.roster.on_breaker_changed(id_, state, why),
         cleared=lambda id_: hub.warmer.on_cache_cleared(id_),
         several=lambda id_: hub.roster.on_shared_metrics_page(id_),
         suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
-        explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
+        explainer=Explainer(s.insights.blocks_max, replay_window_s=window_s) if s.insights.enabled else None,
         expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
     )
 
 
-def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
+def load_guesses(s: TierSettings, pulls: P2pSettings) -> dict[str, LoadModel]:
     """Initial estimates of load time: from each cache tier, over P2P KV transfer, and to a decode stage. They serve
     until measurements exist."""
     gb_per_s = {
@@ -133,7 +133,7 @@ def metrics_of(hub: ControlPlaneContext) -> Metrics:
         process=True,
         otel_names=names.otel_names,
         aliases=names.aliases,
-        splits=bool(hub.settings.split.handshake),
+        splits=bool(hub.settings.disagg.kv_connector),
         former_names=names.former_names,
     )
 
@@ -154,7 +154,7 @@ def discoveries_of(hub: ControlPlaneContext) -> MergedDiscovery:
             "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
             extra={"event": "no_replicas"},
         )
-    source = source_of(s.discovery, split=bool(s.split.handshake))
+    source = source_of(s.discovery, split=bool(s.disagg.kv_connector))
     return MergedDiscovery(hub.replicas, source, replicas_max=s.discovery.replicas_max)
 
 
@@ -171,7 +171,7 @@ def history_of(hub: ControlPlaneContext) -> RouterHistory:
         return hub.edges.in_flight, sum(waiting.values())
 
     return RouterHistory(
-        decisions_max=hub.settings.limits.decisions_max,
+        decisions_max=hub.settings.limits.recent_decisions_max,
         keeper=keeper,
         load=load,
         days_max=admin.history_days_max,
@@ -219,7 +219,7 @@ def pages_of(hub: ControlPlaneContext) -> Pages:
 
 def observatory_of(hub: ControlPlaneContext) -> InsightsService | None:
     """Make the observatory; None if it is switched off."""
-    settings = hub.settings.observatory
+    settings = hub.settings.insights
     if not settings.enabled:
         return None
     return InsightsService(
@@ -241,7 +241,7 @@ def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
     return LocalPlacementService(
         hub.router,
         clock=time.monotonic,
-        event_wait_s=s.events.wait_s,
+        event_wait_s=s.events.pending_wait_s,
         response_ids_max=s.limits.response_ids_max,
         private_responses=bool(s.auth.keys_file),
         observe=hub.observe,
@@ -253,7 +253,7 @@ def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
         shed=hub.metrics.shed,
         made=lambda *made: hub.link.link.publish_response_owner(*made) if hub.link is not None else None,
         told_within_s=lambda: hub.link.owner_wait_s() if hub.link is not None else 0.0,
-        pull_rest_s=s.pulls.rest_s,
+        pull_rest_s=s.p2p.cooldown_s,
         look=lambda: hub.prober.look(),
         reread=lambda replica: hub.prober.reread(replica),
     )
@@ -262,9 +262,9 @@ def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
 def make_snapshot_manager(hub: ControlPlaneContext) -> SnapshotManager | None:
     """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
     s = hub.settings
-    if not s.state.file and not (s.state.siblings and is_shared(s.shared)):
+    if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
         return None
-    return SnapshotManager(hub.router, s.state, name=s.shared.router or socket.gethostname())
+    return SnapshotManager(hub.router, s.snapshot, name=s.peering.router_id or socket.gethostname())
 
 
 def make_peer_sync(hub: ControlPlaneContext) -> PeerSync:
@@ -309,13 +309,13 @@ def prober_of(hub: ControlPlaneContext) -> Prober:
 
 def make_p2p_prober(hub: ControlPlaneContext) -> P2pProber:
     """Make the prober of the addresses at which engines accept commands of their peers."""
-    return P2pProber(hub.router.set_p2p_address, hub.settings.pulls)
+    return P2pProber(hub.router.set_p2p_address, hub.settings.p2p)
 
 
 def make_kv_connector_prober(hub: ControlPlaneContext) -> KvConnectorProber | None:
     """Make the prober of KV connectors; None if disaggregated prefill is off."""
-    settings = hub.settings.split
-    return KvConnectorProber(hub.router.set_kv_connector, settings, hub.tls) if settings.handshake else None
+    settings = hub.settings.disagg
+    return KvConnectorProber(hub.router.set_kv_connector, settings, hub.tls) if settings.kv_connector else None
 
 
 def make_pair_warmer(hub: ControlPlaneContext, hands: KvConnectorProber) -> PairWarmer:
@@ -328,7 +328,7 @@ def make_pair_warmer(hub: ControlPlaneContext, hands: KvConnectorProber) -> Pair
         api_key=lambda: hub.upstream_key or hub.settings.probe.api_key,
         clock=time.monotonic,
         tls=hub.tls,
-        hosts=hub.settings.split.hosts,
+        hosts=hub.settings.disagg.hosts,
     )
 
 
@@ -350,7 +350,7 @@ def subscriber_of(hub: ControlPlaneContext) -> EventStreamManager:
         poll_s=s.events.poll_s,
         limits=StreamLimits(
             silence_s=s.events.replay_timeout_s,
-            suspended_max_s=s.events.suspend_s,
+            suspended_max_s=s.events.fallback_delay_s,
             queue_bytes_max=s.events.queue_bytes_max,
         ),
         handover=hub.state.handover if hub.state is not None else None,
@@ -376,7 +376,7 @@ def admin_limits(settings: Settings) -> ClientLimits:
     return ClientLimits(
         body_bytes_max=BODY_BYTES_MAX,
         bodies_bytes_max=BODIES_MAX * BODY_BYTES_MAX,
-        bodies_wait_s=settings.limits.bodies_wait_s,
+        bodies_wait_s=settings.limits.body_budget_timeout_s,
         keepalive_s=listen.keepalive_s,
         head_timeout_s=listen.head_timeout_s,
         body_bytes_per_s_min=listen.body_bytes_per_s_min,

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from router.config.schema import SplitSettings
+from router.config.schema import DisaggSettings
 from router.config.url_maps import peer_endpoints, same_base
 from router.core.dialects.disagg_body import ENGINE_ID_SEPARATOR
 from router.core.types.disagg_types import KvConnector, Role
@@ -58,10 +58,10 @@ class KvConnectorProber:
     """Calls `prove(replica, handshake, address)` with each replica's KV connector; None if it has none, or no
     longer."""
 
-    def __init__(self, prove: ReportConnector, settings: SplitSettings, tls: ssl.SSLContext | None = None) -> None:
-        """`settings.handshake` must name a connector."""
+    def __init__(self, prove: ReportConnector, settings: DisaggSettings, tls: ssl.SSLContext | None = None) -> None:
+        """`settings.kv_connector` must name a connector."""
         self._prove = prove
-        self.handshake = KvConnector(settings.handshake)
+        self.handshake = KvConnector(settings.kv_connector)
         self._port = settings.port or PORTS.get(self.handshake, 0)
         self._interval_s = settings.probe_interval_s
         self._endpoints = {same_base(id_): where for id_, where in peer_endpoints(settings.endpoints).items()}

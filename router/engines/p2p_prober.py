@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from router.config.schema import PullSettings
+from router.config.schema import P2pSettings
 from router.config.url_maps import peer_endpoints
 from router.core.types.replicas import Replica
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 2.0  # maximum time of connection and greeting together
 class P2pProber:
     """Calls `prove(replica, address)` with each engine's peer address; "" if it has none, or no longer."""
 
-    def __init__(self, prove: Callable[[str, str], None], settings: PullSettings) -> None:
+    def __init__(self, prove: Callable[[str, str], None], settings: P2pSettings) -> None:
         self._prove = prove
         self._port, self._interval_s = settings.port, settings.probe_interval_s
         self._endpoints = peer_endpoints(settings.endpoints)

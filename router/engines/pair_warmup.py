@@ -53,7 +53,7 @@ class PairWarmer:
         tls: ssl.SSLContext | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`hosts`: hosts that prefilling engines may name in addition to their own (`split.hosts`)."""
+        """`hosts`: hosts that prefilling engines may name in addition to their own (`disagg.hosts`)."""
         self._router = router
         self._handshake = handshake
         self._addresses = addresses

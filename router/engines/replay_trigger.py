@@ -6,8 +6,8 @@ again. If an answer shows more cached tokens than the events did, a request with
 one token of answer, and at most one such request is sent every INTERVAL_S.
 
 Every router of the engine receives these events. If one router sends such requests, all of them must know that a Stored
-event can be a repetition and not a second copy (core/cache_state/engine_blocks.py). `events.announce` must therefore be
-on in all of them, or in none.
+event can be a repetition and not a second copy (core/cache_state/engine_blocks.py). `events.request_full_reports` must
+therefore be on in all of them, or in none.
 """
 
 from __future__ import annotations

@@ -22,5 +22,5 @@ processing_responses  encodes responses to Envoy
 protobuf              subset of protobuf's wire format for these
 extproc_pb2           messages from Envoy, generated from extproc.proto by `python -m deploy.protos`
 
-Its libraries are the extra `gateway`, imported only if `listen.face` selects this frontend.
+Its libraries are the extra `gateway`, imported only if `listen.mode` selects this frontend.
 """

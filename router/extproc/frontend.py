@@ -32,7 +32,7 @@ from router.telemetry.process_totals import BODIES, MALFORMED
 
 log = logging.getLogger(__name__)
 
-REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that receive a refusal
+REFUSED_MAX = 256  # streams of one connection beyond `extproc.streams_max` that receive a refusal
 WINDOW_BYTES = 64 << 10  # bytes of a stream that gRPC buffers unread
 HEAD_BYTES = 1 << 20  # bytes of a message in addition to the body
 LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
@@ -92,12 +92,12 @@ class ExtProcFrontend:
         """Apply settings that may change at run time (config/reload.py). Raises SettingsError before anything has
         changed, or not at all."""
         with files_of_settings():
-            pem = read(settings.gateway)
+            pem = read(settings.extproc)
         self._desk.reload(settings)
         self._settings = settings
         if pem is not None and self._certificate is not None:
             self._certificate.pem = pem
-        self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.bodies_bytes_max
+        self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.total_body_bytes_max
 
     @property
     def in_flight(self) -> int:
@@ -111,7 +111,7 @@ class ExtProcFrontend:
     def counters(self) -> dict[str, int]:
         """Return totals of this frontend for the hub's metrics. Bytes of bodies are a gauge, which the edge reports for
         all frontends if there is one."""
-        alone = self._settings.listen.face == "picker"
+        alone = self._settings.listen.mode == "extproc"
         malformed = self._parts.malformed.total if self._built else 0
         return {BODIES: self._bodies.held_bytes if alone else 0, MALFORMED: malformed}
 
@@ -134,7 +134,7 @@ class ExtProcFrontend:
 
     def _build(self) -> None:
         s = self._settings
-        heads = HeadTurns(s.limits.bodies_bytes_max, _message_bytes_max(s))
+        heads = HeadTurns(s.limits.total_body_bytes_max, _message_bytes_max(s))
         self._parts = ServiceContext(
             self._placer, self._desk, _rules(s), self._bodies, MalformedCount(), time.monotonic
         )
@@ -143,7 +143,7 @@ class ExtProcFrontend:
         self._built = True
 
     async def _listen(self) -> None:
-        s = self._settings.gateway
+        s = self._settings.extproc
         await self._look()
         options = _options(self._settings)
         server, checks = grpc.aio.server(options=options), grpc.aio.server(options=options)
@@ -167,7 +167,7 @@ class ExtProcFrontend:
     @property
     def url(self) -> str:
         """URL of the picker for gateways."""
-        host = self._settings.gateway.host
+        host = self._settings.extproc.host
         return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
 
     async def _watch(self) -> None:
@@ -200,7 +200,7 @@ def _bound(server: Any, host: str, port: int, tls: Any) -> int:  # noqa: ANN401 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
     """Return the options of the gRPC servers."""
-    keepalive_ms = int(settings.gateway.keepalive_s * 1e3)
+    keepalive_ms = int(settings.extproc.keepalive_s * 1e3)
     return [
         # The longest body in one message. A longer one is refused by its head or by Envoy's own limit.
         ("grpc.max_receive_message_length", _message_bytes_max(settings)),
@@ -208,7 +208,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
-        ("grpc.max_concurrent_streams", settings.gateway.streams_max + REFUSED_MAX),
+        ("grpc.max_concurrent_streams", settings.extproc.streams_max + REFUSED_MAX),
         ("grpc.max_metadata_size", 64 << 10),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
@@ -223,7 +223,7 @@ def _message_bytes_max(settings: Settings) -> int:
 
 
 def _rules(settings: Settings) -> ExtProcConfig:
-    gateway, limits = settings.gateway, settings.limits
+    gateway, limits = settings.extproc, settings.limits
     return ExtProcConfig(
         inference=frozenset((*PATHS, *settings.api.passthrough)),
         objectives=objectives(gateway.objectives),
@@ -233,10 +233,10 @@ def _rules(settings: Settings) -> ExtProcConfig:
         body_bytes_max=limits.body_bytes_max,
         body_timeout_s=settings.listen.body_timeout_s,
         head_timeout_s=settings.listen.head_timeout_s,
-        bodies_wait_s=limits.bodies_wait_s,
-        answer_bytes_max=limits.held_answer_bytes_max,
-        sampled_ratio=gateway.sampled_ratio,
+        bodies_wait_s=limits.body_budget_timeout_s,
+        answer_bytes_max=limits.buffered_response_bytes_max,
+        sampled_ratio=gateway.response_sample_ratio,
         conformance=gateway.conformance,
         receipts=settings.api.receipts,
-        pull_stall_s=settings.pulls.stall_s,
+        pull_stall_s=settings.p2p.timeout_s,
     )

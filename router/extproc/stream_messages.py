@@ -47,7 +47,7 @@ class MalformedCount:
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
             return
-        fields = {"count": self.total - self._told, "error": why[:200], "next": "see who may reach gateway.port"}
+        fields = {"count": self.total - self._told, "error": why[:200], "next": "see who may reach extproc.port"}
         self._said_s, self._told = now_s, self.total
         log.warning("messages to the picker cannot be read", extra={"event": "gateway_malformed", "fields": fields})
 

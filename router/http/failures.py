@@ -10,10 +10,10 @@
     no event stream, though announced         garbage      all of it     yes                     yes
     silent, and now refuses connections       lost         all of it     yes                     yes
     silent, and its replica is stalled        stuck        all of it     yes                     yes
-    silent P2P KV transfer (pulls.stall_s)    pull         all of it     yes, without transfer   no
+    silent P2P KV transfer (p2p.timeout_s)    pull         all of it     yes, without transfer   no
     500 of a decode stage, or as its first    blocks       all of it     yes, on one replica     no: either one's
       event that results from GPU work
-    silent after its prefill (pulls.stall_s)  blocks_stalled: as above                           no: either one's
+    silent after its prefill (p2p.timeout_s)  blocks_stalled: as above                           no: either one's
     silent after its prefill, to its timeout  blocks_timeout: no, as any timeout                 no: either one's
     any of these, of the prefill stage        prefill_...  as above      as above, both stages   the prefill one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes

@@ -61,7 +61,7 @@ LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will n
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Time limits for engines, and the size up to which an answer is buffered whole (config/schema.py: `upstream`,
-    `limits.held_answer_bytes_max`)."""
+    `limits.buffered_response_bytes_max`)."""
 
     connect_timeout_s: float
     first_byte_timeout_s: float

@@ -44,7 +44,7 @@ class IngressContext:
         self._placer = placer
         self._shared_prompts = shared_prompts
         self._prompts: PromptEncoder | None = None  # the hub's if it shares them, otherwise made here
-        self._observer = PromptObserver(settings.observatory) if settings.observatory.enabled else None
+        self._observer = PromptObserver(settings.insights) if settings.insights.enabled else None
         self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that requests tokens from replicas
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
@@ -146,22 +146,22 @@ class IngressContext:
 
 
 def _reading_rules(settings: Settings) -> ParserConfig:
-    observatory = settings.observatory
+    observatory = settings.insights
     return ParserConfig(
         offload_bytes_min=settings.limits.offload_bytes_min,
         json_depth_max=settings.limits.json_depth_max,
         json_parts_max=settings.limits.json_parts_max,
         json_values_max=settings.limits.json_values_max,
-        reading_bytes_max=settings.limits.reading_bytes_max,
-        reading_wait_s=settings.limits.reading_wait_s,
+        reading_bytes_max=settings.limits.parse_queue_bytes_max,
+        reading_wait_s=settings.limits.parse_queue_timeout_s,
         ask_usage=settings.api.ask_usage,
-        repairs=observatory.repairs,
-        append_only=observatory.append_only,
+        repairs=observatory.normalize_tools,
+        append_only=observatory.history_policy,
         step_header=observatory.step_header,
         step_field=observatory.step_field,
-        continue_streams=settings.upstream.continue_streams,
-        continue_models=continued_models(settings.upstream.continue_models),
-        splits=bool(settings.split.handshake),
+        continue_streams=settings.upstream.stream_failover,
+        continue_models=continued_models(settings.upstream.stream_failover_models),
+        splits=bool(settings.disagg.kv_connector),
         unknown_models=settings.api.unknown_models,
-        continues=settings.split.handshake != "sglang",
+        continues=settings.disagg.kv_connector != "sglang",
     )

@@ -28,7 +28,7 @@ def requested_failover_mode(
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:
         raise Refusal(400, "bad_continue", "x-warmroute-stream-failover is exact, approximate or off.")
-    allowed = (tenant.continue_streams if tenant is not None else "") or models.get(model, all_streams)
+    allowed = (tenant.stream_failover if tenant is not None else "") or models.get(model, all_streams)
     if allowed == OFF:
         return OFF
     return wish or (OFF if allowed == ASKED else allowed)

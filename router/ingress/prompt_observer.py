@@ -15,7 +15,7 @@ import secrets
 import time
 from concurrent.futures import Executor
 
-from router.config.schema import ObservatorySettings
+from router.config.schema import InsightsSettings
 from router.core.insights.difference.compare import Compared, compare
 from router.core.insights.memory.diff_candidate import DiffCandidate
 from router.core.insights.memory.watcher import PromptTracker
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class PromptObserver:
     """Observes the prompts of one process that serves clients."""
 
-    def __init__(self, settings: ObservatorySettings) -> None:
-        self._watch = SamplingRate(settings.looks_per_s_max)
+    def __init__(self, settings: InsightsSettings) -> None:
+        self._watch = SamplingRate(settings.inspections_per_s_max)
         self._watcher = PromptTracker(
             settings.memory_bytes_max,
             settings.prompt_bytes_max,
@@ -48,7 +48,7 @@ class PromptObserver:
             seed=secrets.randbits(64),
         )
         self._excerpts = settings.excerpts
-        self._budget = TimeBudget(settings.compare_ms_per_s_max / 1_000, time.monotonic())
+        self._budget = TimeBudget(settings.diff_budget_ms_per_s / 1_000, time.monotonic())
         self._failed = False
         self._comparing = 0  # comparisons that wait or run in the thread
         self.unexplained = 0  # prompts that were not looked at, or were suspect and not compared

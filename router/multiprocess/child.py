@@ -166,7 +166,7 @@ async def _hub(spec: ProcessSpec) -> None:
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
         listening = socket.socket(fileno=spec.hub_fd)
-        async with ControlServer(hub, listening, ids=settings.events.announce) as server:
+        async with ControlServer(hub, listening, ids=settings.events.request_full_reports) as server:
             hub.attach_frontends(server)
             await stopping
             hub.drain()

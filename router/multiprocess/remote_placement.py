@@ -73,7 +73,7 @@ class RemotePlacementService:
         self._worker = worker
         self._figures = figures
         self._sent_counters: Mapping[str, int] = {}
-        self._news = TemplateUpdates(self._changed_templates, settings.observatory.templates_max)
+        self._news = TemplateUpdates(self._changed_templates, settings.insights.templates_max)
         self._clock = clock
         self._hub = ControlHealth(worker, timeout_s=settings.listen.hub_timeout_s, clock=clock)
         self._view = CachedReplicaView()

@@ -285,7 +285,7 @@ def _share(settings: Settings) -> Settings:
             connections_per_client_max=-(-listen.connections_per_client_max // listen.workers),
         ),
         limits=dataclasses.replace(
-            limits, bodies_bytes_max=max(limits.body_bytes_max, -(-limits.bodies_bytes_max // listen.workers))
+            limits, total_body_bytes_max=max(limits.body_bytes_max, -(-limits.total_body_bytes_max // listen.workers))
         ),
     )
 

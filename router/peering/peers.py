@@ -130,7 +130,7 @@ class PeerRegistry:
             self._namesake_s = min(self._namesake_s, now_s)
         if not self._namesake and (origin > self._origin or now_s - self._namesake_s >= SILENT_S):
             self._namesake = True
-            what = {"name": self._name, "next": "give each router a `shared.router` of its own"}
+            what = {"name": self._name, "next": "give each router a `peering.router_id` of its own"}
             log.error("another router has this one's name", extra={"event": "peering_duplicate_name", "fields": what})
 
     def _room(self) -> bool:
@@ -141,7 +141,7 @@ class PeerRegistry:
                 return True
         if not self._full:
             self._full = True
-            what = {"routers_max": self._peers_max, "next": "let fewer routers share one `shared.name`"}
+            what = {"routers_max": self._peers_max, "next": "let fewer routers share one `peering.fleet`"}
             log.error("too many routers share one name", extra={"event": "sharing_too_many", "fields": what})
         return False
 
@@ -214,7 +214,7 @@ class PeerRegistry:
             self._met = True
             what = {
                 "router": peer.name,
-                "next": "give each fleet a `shared.name` of its own; or set `shared.replicas_in_common: false`",
+                "next": "give each fleet a `peering.fleet` of its own; or set `peering.replicas_in_common: false`",
             }
             text = "a router of another fleet, without a replica in common, shares this one's store and name"
             log.warning(text, extra={"event": "sharing_stranger", "fields": what})

@@ -1,4 +1,4 @@
-"""Address of the shared store, from `shared.url`: one server, servers behind Sentinels, or a cluster.
+"""Address of the shared store, from `peering.redis_url`: one server, servers behind Sentinels, or a cluster.
 
     redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]
     redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DATABASE]

@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 from router.config import secrets
-from router.config.schema import SharedSettings
+from router.config.schema import PeeringSettings
 from router.config.tls import replica_problems
 from router.peering.store_url import BadAddress, StoreAddress, parse_address
 
@@ -15,38 +15,40 @@ _ROUTER = re.compile(r"[!-~]{1,200}")
 _NEED_A_STORE = ("password", "password_file", "tls_ca", "tls_certificate", "tls_key")
 
 
-def is_shared(shared: SharedSettings) -> bool:
+def is_shared(shared: PeeringSettings) -> bool:
     """True if a store is configured."""
-    return bool(shared.url or shared.url_file)
+    return bool(shared.redis_url or shared.redis_url_file)
 
 
-def address_of(shared: SharedSettings) -> StoreAddress:
+def address_of(shared: PeeringSettings) -> StoreAddress:
     """Return the store's address. Raises BadAddress, OSError and UnicodeDecodeError."""
     password = secrets.read(shared.password, shared.password_file)
-    return parse_address(secrets.read(shared.url, shared.url_file), password)
+    return parse_address(secrets.read(shared.redis_url, shared.redis_url_file), password)
 
 
-def shared_problems(shared: SharedSettings) -> list[str]:
+def shared_problems(shared: PeeringSettings) -> list[str]:
     """Return the problems of these settings; no line has a password or a URL."""
-    problems = secrets.problems("shared.url", shared.url, shared.url_file, chars_min=1)
-    problems += secrets.problems("shared.password", shared.password, shared.password_file, chars_min=1)
-    problems += replica_problems(shared.tls_ca, shared.tls_certificate, shared.tls_key, "shared")
-    if not _NAME.fullmatch(shared.name):
-        problems.append(f"'shared.name': '{shared.name:.64}' is not up to 64 letters, digits and . _ -")
-    if shared.router and not _ROUTER.fullmatch(shared.router):
-        problems.append("'shared.router': must be up to 200 printable ASCII characters without a space")
+    problems = secrets.problems("peering.redis_url", shared.redis_url, shared.redis_url_file, chars_min=1)
+    problems += secrets.problems("peering.password", shared.password, shared.password_file, chars_min=1)
+    problems += replica_problems(shared.tls_ca, shared.tls_certificate, shared.tls_key, "peering")
+    if not _NAME.fullmatch(shared.fleet):
+        problems.append(f"'peering.fleet': '{shared.fleet:.64}' is not up to 64 letters, digits and . _ -")
+    if shared.router_id and not _ROUTER.fullmatch(shared.router_id):
+        problems.append("'peering.router_id': must be up to 200 printable ASCII characters without a space")
     if problems:
         return problems
     if not is_shared(shared):
         named = [name for name in _NEED_A_STORE if getattr(shared, name)]
-        return [f"'shared.{name}': needs 'shared.url' or 'shared.url_file' too" for name in named]
-    where = "shared.url_file" if shared.url_file else "shared.url"
+        return [f"'peering.{name}': needs 'peering.redis_url' or 'peering.redis_url_file' too" for name in named]
+    where = "peering.redis_url_file" if shared.redis_url_file else "peering.redis_url"
     try:
         address = address_of(shared)
     except BadAddress as error:
         return [f"'{where}': {error}"]
     if not address.tls and (shared.tls_ca or shared.tls_certificate):
-        problems.append(f"'{where}': must begin with rediss where 'shared.tls_ca' or 'shared.tls_certificate' is given")
+        problems.append(
+            f"'{where}': must begin with rediss where 'peering.tls_ca' or 'peering.tls_certificate' is given"
+        )
     if any(importlib.util.find_spec(name) is None for name in ("redis", "hiredis")):
         problems.append(f"'{where}': needs the client of Redis: pip install '.[shared]'")
     return problems

@@ -1,11 +1,11 @@
 """Choice of replicas to warm, the time of warming, and the traffic that waits for it.
 
 A replica is due when it joins and when its cache is gone. It is warmed once it is healthy. Prompts are sent one at a
-time, and replicas are warmed one after another. Replicas without traffic until they are warm (`prewarm.hold_ready`) are
-an exception: they do not wait for others, because the fleet lacks them. Such a replica receives traffic when it is
-warm, when warming failed, and at the latest `timeout_s` after warming began. The Fleet ensures that other replicas
-serve in the meantime. Replicas that were present when the router started are not deferred, because only the router is
-new.
+time, and replicas are warmed one after another. Replicas without traffic until they are warm
+(`prewarm.block_readiness`) are an exception: they do not wait for others, because the fleet lacks them. Such a replica
+receives traffic when it is warm, when warming failed, and at the latest `timeout_s` after warming began. The Fleet
+ensures that other replicas serve in the meantime. Replicas that were present when the router started are not deferred,
+because only the router is new.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Warmer:
         self.settings = settings
         if not self._automatic:
             self._due.clear()
-        if not (self._automatic and settings.hold_ready):
+        if not (self._automatic and settings.block_readiness):
             for member in self._router.members:
                 self._let_go(member.id, "the settings say so")
 
@@ -178,7 +178,7 @@ class Warmer:
         self.ready(replica)
 
     def _hold(self, replica: str) -> None:
-        if self.settings.hold_ready:
+        if self.settings.block_readiness:
             self._router.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:

@@ -146,7 +146,7 @@ class RetryLimits:
 
     retries_max: int
     retry_on_timeout: bool
-    pull_stall_s: float = 10.0  # added to the predicted time to first token (config/schema.py: `pulls.stall_s`)
+    pull_stall_s: float = 10.0  # added to the predicted time to first token (config/schema.py: `p2p.timeout_s`)
 
 
 class Attempts:

@@ -81,7 +81,7 @@ class DisaggCaller:
         linger_s: float = 2.0,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`hosts`: hosts that prefill replicas may name in addition to their own (`split.hosts`)."""
+        """`hosts`: hosts that prefill replicas may name in addition to their own (`disagg.hosts`)."""
         self.linger_s = linger_s
         self._placer = placer
         self._upstream = upstream

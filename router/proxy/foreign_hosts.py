@@ -14,7 +14,7 @@ SAY_S = 60.0  # minimum interval between two log lines
 
 
 class ForeignHosts:
-    """Set of the hosts that `split.hosts` lists, and a rate-limited log of other hosts."""
+    """Set of the hosts that `disagg.hosts` lists, and a rate-limited log of other hosts."""
 
     def __init__(self, clock: Callable[[], float], listed: Iterable[str]) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class ForeignHosts:
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
             return
-        fields = {"replica": replica, "why": why, "count": self._unsaid, "next": "list its host in split.hosts"}
+        fields = {"replica": replica, "why": why, "count": self._unsaid, "next": "list its host in disagg.hosts"}
         self._said_s, self._unsaid = now_s, 0
         text = "a prefilling replica names a host that is not its own: no decoding one was sent there"
         log.warning(text, extra={"event": "foreign_host", "fields": fields})

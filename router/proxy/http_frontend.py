@@ -120,7 +120,7 @@ class HttpFrontend:
         self._settings = s
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
-        self.legs.linger_s = s.split.linger_s
+        self.legs.linger_s = s.disagg.prefill_grace_s
         self._continuations.silence_s_max = s.upstream.idle_timeout_s
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.proxy.receipts = s.api.receipts
@@ -160,8 +160,8 @@ class HttpFrontend:
         self._desk.usage.forget(replica)
         if replica not in self._leaving:
             upstream, loop = self._settings.upstream, asyncio.get_running_loop()
-            begun_s = loop.time() + upstream.hand_over_s + upstream.first_byte_timeout_s
-            self._leaving[replica] = loop.call_later(upstream.hand_over_s, self._hand_over, replica, begun_s)
+            begun_s = loop.time() + upstream.drain_migrate_after_s + upstream.first_byte_timeout_s
+            self._leaving[replica] = loop.call_later(upstream.drain_migrate_after_s, self._hand_over, replica, begun_s)
 
     def on_replica_ready(self, replica: str) -> None:
         """Note that the replica is back, so that it keeps its streams."""
@@ -206,7 +206,7 @@ class HttpFrontend:
         self.reader, self._callers = self._desk.reader, self._desk.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.legs = DisaggCaller(
-            self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s, hosts=s.split.hosts
+            self._placer, self.upstream, clock=time.monotonic, linger_s=s.disagg.prefill_grace_s, hosts=s.disagg.hosts
         )
         self._stack.push_async_callback(self.legs.close)
         self._attempts = Attempts(
@@ -274,21 +274,21 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         first_byte_timeout_s=upstream.first_byte_timeout_s,
         idle_timeout_s=upstream.idle_timeout_s,
         keepalive_s=upstream.keepalive_s,
-        whole_bytes_max=settings.limits.held_answer_bytes_max,
+        whole_bytes_max=settings.limits.buffered_response_bytes_max,
     )
 
 
 def _retry_limits(settings: Settings) -> RetryLimits:
     upstream = settings.upstream
-    return RetryLimits(upstream.retries_max, upstream.retry_on_timeout, settings.pulls.stall_s)
+    return RetryLimits(upstream.retries_max, upstream.retry_on_timeout, settings.p2p.timeout_s)
 
 
 def _client_limits(settings: Settings) -> ClientLimits:
     listen = settings.listen
     return ClientLimits(
         body_bytes_max=settings.limits.body_bytes_max,
-        bodies_bytes_max=settings.limits.bodies_bytes_max,
-        bodies_wait_s=settings.limits.bodies_wait_s,
+        bodies_bytes_max=settings.limits.total_body_bytes_max,
+        bodies_wait_s=settings.limits.body_budget_timeout_s,
         keepalive_s=listen.keepalive_s,
         head_timeout_s=listen.head_timeout_s,
         body_bytes_per_s_min=listen.body_bytes_per_s_min,

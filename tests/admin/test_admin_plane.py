@@ -313,7 +313,7 @@ async def test_no_redirect_is_followed(client: ClientSession) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             await web.SockSite(runner, listening).start()
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            async with running(url, events__announce=True) as app:
+            async with running(url, events__request_full_reports=True) as app:
                 body = {"model": f"@127.0.0.1:{port}/#", "messages": []}
                 async with client.post(app.url + "/v1/chat/completions", json=body, allow_redirects=False) as response:
                     assert (response.status, response.headers["Location"]) == (307, elsewhere)

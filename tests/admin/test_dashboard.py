@@ -84,7 +84,7 @@ async def test_it_names_the_pages_that_there_are(client: ClientSession, engine: 
     """`/admin/observatory` tells the page which other pages this router has, so that the page asks for nothing that is
     not there and links to nothing dead; and Grafana's address, where the settings have one."""
     address = "https://grafana.example/d/warmroute-overview"
-    async with running(engine, observatory__grafana_url=address) as app:
+    async with running(engine, insights__grafana_url=address) as app:
         async with client.get(f"{app.admin_url}/admin/observatory") as response:
             seen = await response.json()
         assert seen["links"] == {"grafana": address}
@@ -100,7 +100,7 @@ def test_a_web_address_is_one() -> None:
     """What a browser would run, or could not open, is no address of Grafana."""
     for wrong in ("javascript:alert(1)", "grafana.example", "https://", "https://a b"):
         with pytest.raises(SettingsError, match=r"observatory\.grafana_url"):
-            load(overrides={"observatory.grafana_url": wrong})
+            load(overrides={"insights.grafana_url": wrong})
 
 
 def test_the_library_comes_with_its_licence() -> None:

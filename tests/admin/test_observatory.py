@@ -17,7 +17,7 @@ from router.single_process import RouterServer
 from router.telemetry.record import RequestRecord
 from tests.support.fakes import FakeEngine, running, status
 
-pytestmark = pytest.mark.promise("No page quotes prompt texts without `observatory.excerpts`.", "records")
+pytestmark = pytest.mark.promise("No page quotes prompt texts without `insights.excerpts`.", "records")
 
 CHAT = "/v1/chat/completions"
 CANARY = "the canary sings at dawn"
@@ -137,7 +137,7 @@ async def test_advice_says_what_it_costs_and_quotes_nobody(
 ) -> None:
     """A difference is in the advice, in its template's row and in the overview, with the tokens lost; text of prompts
     is on no page unless excerpts are wanted."""
-    async with running(*engines.urls, observatory__excerpts=excerpts) as app:
+    async with running(*engines.urls, insights__excerpts=excerpts) as app:
         observatory = app.hub.observatory
         assert observatory is not None
         ledger = observatory.ledger.observe
@@ -176,7 +176,7 @@ async def test_full_pages_are_made_in_slices(client: ClientSession, engine: Fake
     async with running(engine) as app:
         observatory = app.hub.observatory
         assert observatory is not None
-        most = app.hub.settings.observatory.templates_max
+        most = app.hub.settings.insights.templates_max
         observatory.register_templates([Template(n, n // 2, 512 * n, n) for n in range(1, 2 * most)])
         known = len((await page(client, app, "templates"))["templates"])
         assert template_tree.MAP_MAX < known <= most
@@ -199,7 +199,7 @@ async def test_a_failed_request_counts_where_it_was_placed(client: ClientSession
 
 async def test_without_an_observatory_there_are_no_pages(client: ClientSession, engine: FakeEngine) -> None:
     """What is off is not there; metrics have their names still."""
-    async with running(engine, observatory__enabled=False) as app:
+    async with running(engine, insights__enabled=False) as app:
         async with client.post(app.url + CHAT, json={"model": "m", "messages": []}) as response:
             assert response.status == 200
         for name in ("observatory", "templates", "advice"):

@@ -42,8 +42,8 @@ SETTINGS = {
     "auth__secret": SECRET,
     "admin__token": ADMIN,
     "routing__policy": "round_robin",  # each engine gets every other request
-    "listen__files_interval_s": "0",  # files are read again when the test says so
-    "upstream__stuck_after_s": "300",
+    "listen__file_watch_interval_s": "0",  # files are read again when the test says so
+    "upstream__stall_timeout_s": "300",
 }
 
 

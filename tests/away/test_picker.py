@@ -44,7 +44,7 @@ SLOW_S = 1.0
 async def picked(folder: Path, **more: str) -> AsyncIterator[tuple[World, int]]:
     """A router with both faces and everything set up, and the picker's port."""
     port = free_port()
-    settings = {"listen__face": "both", "gateway__port": str(port), "gateway__health_port": "0", **more}
+    settings = {"listen__mode": "both", "extproc__port": str(port), "extproc__health_port": "0", **more}
     async with world(folder, **settings) as it:
         yield it, port
 
@@ -52,7 +52,7 @@ async def picked(folder: Path, **more: str) -> AsyncIterator[tuple[World, int]]:
 async def again(it: World, state: str, stack: AsyncExitStack) -> None:
     """Kill the picker and start it anew, for an old one with its state file."""
     await it.router.kill()
-    settings = {key: value for key, value in it.settings.items() if state == "old" or key != "state__file"}
+    settings = {key: value for key, value in it.settings.items() if state == "old" or key != "snapshot__path"}
     it.routers = [await stack.enter_async_context(it.start(settings))]
 
 
@@ -62,7 +62,7 @@ async def again(it: World, state: str, stack: AsyncExitStack) -> None:
 async def test_away(tmp_path: Path, state: str) -> None:
     """What is open, and what is served, is what the cell says."""
     file, cell = tmp_path / "state", CELLS[state]
-    keeps = {"state__file": str(file), "state__every_s": "0.1"} if state == "old" else {}
+    keeps = {"snapshot__path": str(file), "snapshot__interval_s": "0.1"} if state == "old" else {}
     async with AsyncExitStack() as stack:
         it, port = await stack.enter_async_context(picked(tmp_path, **keeps))
         ask = of_picker(port)

@@ -144,7 +144,7 @@ async def test_away(tmp_path: Path, state: str) -> None:
         async def started(_: World) -> None:
             then.update(await contents(server))
 
-        shared = {"shared__url": f"redis://127.0.0.1:{network.port}", "shared__timeout_s": "0.5"}
+        shared = {"peering__redis_url": f"redis://127.0.0.1:{network.port}", "peering__timeout_s": "0.5"}
         said = await stack.enter_async_context(recorded(server)) if state == "lying" else []
         it = await stack.enter_async_context(world(tmp_path, routers=2, started=started, **shared))
         await put(server, network, it, state, then, list(said))

@@ -84,7 +84,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "prewarm": hub.warmer.settings,
         "silence": (edge._continuations.silence_s_max, edge.legs.linger_s),
         # Looked up when it is needed.
-        "later": (edge._settings.listen.drain_s, edge._settings.upstream.hand_over_s),
+        "later": (edge._settings.listen.drain_s, edge._settings.upstream.drain_migrate_after_s),
         "at the end": router.reloader.settings.listen.lame_duck_s,
-        "between looks": router.reloader.settings.listen.files_interval_s,
+        "between looks": router.reloader.settings.listen.file_watch_interval_s,
     }

@@ -27,14 +27,16 @@ def load(
     *,
     isolate: bool = False,
     receipts: bool = False,
-    repairs: tuple[str, ...] = (),
-    append_only: str = "off",
+    normalize_tools: tuple[str, ...] = (),
+    history_policy: str = "off",
 ) -> Keys:
     """The table of a file with these entries, or with this text."""
     file = path / "keys.yaml"
     text = entries if isinstance(entries, bytes) else yaml.safe_dump(entries).encode()
     file.write_bytes(text)
-    return Keys.load(file, isolate=isolate, receipts=receipts, repairs=repairs, append_only=append_only)
+    return Keys.load(
+        file, isolate=isolate, receipts=receipts, normalize_tools=normalize_tools, history_policy=history_policy
+    )
 
 
 def problems(path: Path, entries: Any) -> list[str]:
@@ -48,8 +50,8 @@ def problems(path: Path, entries: Any) -> list[str]:
 def test_a_key_is_found_by_its_digest_alone(tmp_path: Path) -> None:
     """Everything that an entry says is its tenant's; another key, and the digest itself, are nobody's."""
     said = {"models": ["m", "n"], "requests_per_min": 5, "tokens_per_min": 7, "priority": "low", "isolate": True}
-    said |= {"receipts": True, "repairs": ["sort_tools"], "append_only": "warn"}
-    keys = load(tmp_path, [{**GOOD, **said, "ttft_ms": 9, "continue_streams": "exact"}])
+    said |= {"receipts": True, "normalize_tools": ["sort_tools"], "history_policy": "warn"}
+    keys = load(tmp_path, [{**GOOD, **said, "ttft_ms": 9, "stream_failover": "exact"}])
     tenant = Tenant("acme", Priority.LOW, frozenset("mn"), 5, 7, True, True, ("sort_tools",), "warn", 9, "exact")
     assert keys.find(b"wr-key") == tenant
     assert keys.tenants == {"acme": tenant}
@@ -69,12 +71,13 @@ def test_repairs_and_history_are_the_settings_too(tmp_path: Path) -> None:
     tenant that name the same repairs in another order agree."""
     text = f"""
     - {{name: a, sha256: {DIGEST}, tenant: acme}}
-    - {{name: b, sha256: b{"0" * 63}, tenant: b, repairs: [], append_only: off}}
-    - {{name: c, sha256: c{"0" * 63}, tenant: c, repairs: [canonical_tools, sort_tools]}}
-    - {{name: d, sha256: d{"0" * 63}, tenant: c, repairs: [sort_tools, canonical_tools], append_only: "reject"}}
+    - {{name: b, sha256: b{"0" * 63}, tenant: b, normalize_tools: [], history_policy: off}}
+    - {{name: c, sha256: c{"0" * 63}, tenant: c, normalize_tools: [canonical_tools, sort_tools]}}
+    - {{name: d, sha256: d{"0" * 63}, tenant: c, normalize_tools: [sort_tools, canonical_tools],
+       history_policy: "reject"}}
     """.encode()
-    keys = load(tmp_path, text, repairs=("sort_tools",), append_only="warn")
-    said = {name: (tenant.repairs, tenant.append_only) for name, tenant in keys.tenants.items()}
+    keys = load(tmp_path, text, normalize_tools=("sort_tools",), history_policy="warn")
+    said = {name: (tenant.normalize_tools, tenant.history_policy) for name, tenant in keys.tenants.items()}
     both = ("sort_tools", "canonical_tools")
     assert said == {"acme": (("sort_tools",), "warn"), "b": ((), "off"), "c": (both, "reject")}
 
@@ -110,10 +113,13 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an odd priority": ([{**GOOD, "priority": "urgent"}], "one of high, normal, low"),
     "an odd name": ([{**GOOD, "tenant": "a\nb"}], "'tenant' must be"),
     "a reserved name": ([{**GOOD, "tenant": "other"}], "cannot be 'other'"),
-    "an odd repair": ([{**GOOD, "repairs": ["sorttools"]}], "no 'sorttools'; the nearest is 'sort_tools'"),
-    "a repair that is no list": ([{**GOOD, "repairs": "sort_tools"}], "'repairs': a list of texts is expected"),
-    "an odd history": ([{**GOOD, "append_only": "refuse"}], "'append_only' must be one of off, warn, reject"),
-    "a history in truth": ([{**GOOD, "append_only": True}], "append_only"),
+    "an odd repair": ([{**GOOD, "normalize_tools": ["sorttools"]}], "no 'sorttools'; the nearest is 'sort_tools'"),
+    "a repair that is no list": (
+        [{**GOOD, "normalize_tools": "sort_tools"}],
+        "'normalize_tools': a list of texts is expected",
+    ),
+    "an odd history": ([{**GOOD, "history_policy": "refuse"}], "'history_policy' must be one of off, warn, reject"),
+    "a history in truth": ([{**GOOD, "history_policy": True}], "history_policy"),
     "no models": ([{**GOOD, "models": []}], "names none"),
     "a name twice": ([GOOD, {**GOOD, "sha256": "0" * 64}], "key 'a': its name is another key's too"),
     "a digest twice": ([GOOD, {**GOOD, "name": "b"}], "key 'b': its sha256 is another key's too"),

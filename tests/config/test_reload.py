@@ -79,7 +79,7 @@ def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Each of these settings with another value than its own; two underscores stand for a dot."""
     given = {"admin.token": "t" * 16, "admin.replicas_allowed": ["http://127.0.0.1:8000"], "log.level": "debug"}
     given["listen.connections_max"] = 100  # any system may open so many
-    given |= {"upstream.continue_streams": "exact", "upstream.continue_models": ["m=exact"]}
+    given |= {"upstream.stream_failover": "exact", "upstream.stream_failover_models": ["m=exact"]}
     given |= {
         "upstream.api_key": "k",
         "api.passthrough": ["/only"],
@@ -87,7 +87,7 @@ def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
         "api.ask_usage": False,
         "api.unknown_models": "pass",
     }
-    given |= {"observatory.repairs": ["sort_tools"], "observatory.append_only": "warn"}
+    given |= {"insights.normalize_tools": ["sort_tools"], "insights.history_policy": "warn"}
     for key in keys:
         yield key.replace(".", "__"), given[key] if key in given else other_than(value_of(Settings(), key))
 

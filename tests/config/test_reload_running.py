@@ -324,7 +324,7 @@ async def test_a_secret_that_is_exchanged(tmp_path: Path) -> None:
         (tmp_path / version / "token").write_text(version)
     (tmp_path / "data").symlink_to("one")
     mounted.symlink_to("data/token")
-    listen, admin = ListenSettings(files_interval_s=0.01), AdminSettings(token_file=str(mounted))
+    listen, admin = ListenSettings(file_watch_interval_s=0.01), AdminSettings(token_file=str(mounted))
     settings = Settings(listen=listen, admin=admin)
     read, looked = list[str](), asyncio.Event()
 

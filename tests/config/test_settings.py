@@ -228,7 +228,7 @@ def test_what_pip_was_told_is_no_setting() -> None:
         ("limits.body_bytes_max", 0, "a whole number of at least 1 is expected, not 0"),
         ("listen.drain_s", "-1", "a number from 0 to 1000000 is expected, not '-1'"),
         ("probe.timeout_s", "soon", "a number over 0, at most 1000000 is expected, not 'soon'"),
-        ("shared.timeout_s", 5, "a number over 0, at most 0.5 is expected, not 5"),
+        ("peering.timeout_s", 5, "a number over 0, at most 0.5 is expected, not 5"),
         ("log.requests", "maybe", "true or false is expected, not 'maybe'"),
         ("listen.host", 5, "text is expected, not 5"),
         ("replicas", 5, "a list of texts is expected, not 5"),
@@ -361,33 +361,33 @@ def test_kubernetes_needs_its_extra(places: list[str] | None, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"repairs": ["sort_tool"]}, "there is no 'sort_tool'; the nearest is 'sort_tools'"),
-        ({"repairs": "sort_tools,canonical"}, "there is no 'canonical'; the nearest is 'canonical_tools'"),
-        ({"append_only": "on"}, "'on' is none of off, warn, reject"),
-        ({"append_only": "warn", "enabled": False}, "needs 'observatory.enabled'"),
+        ({"normalize_tools": ["sort_tool"]}, "there is no 'sort_tool'; the nearest is 'sort_tools'"),
+        ({"normalize_tools": "sort_tools,canonical"}, "there is no 'canonical'; the nearest is 'canonical_tools'"),
+        ({"history_policy": "on"}, "'on' is none of off, warn, reject"),
+        ({"history_policy": "warn", "enabled": False}, "needs 'insights.enabled'"),
         ({"step_header": "x step"}, "is not the name of a header"),
     ],
 )
 def test_an_observatory_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
     """Each mistake by its setting, with the nearest right name where it is one of a few."""
-    (problem,) = problems(**{f"observatory__{name}": value for name, value in given.items()})
-    assert problem.startswith("'observatory.")
+    (problem,) = problems(**{f"insights__{name}": value for name, value in given.items()})
+    assert problem.startswith("'insights.")
     assert said in problem
 
 
 @pytest.mark.parametrize("said", ["off", "'off'", "no", "warn", "reject"])
 def test_history_may_be_off_in_yaml(tmp_path: Path, said: str) -> None:
     """YAML reads `off` as false; it is `off` all the same."""
-    found = load(yaml_file(tmp_path, f"observatory: {{append_only: {said}}}")).observatory.append_only
+    found = load(yaml_file(tmp_path, f"insights: {{history_policy: {said}}}")).insights.history_policy
     assert found == {"'off'": "off", "no": "off"}.get(said, said)
 
 
 def test_a_key_that_holds_to_history_needs_the_observatory(tmp_path: Path) -> None:
     """History is known by it alone; repairs need nothing."""
-    held, mended = Keyring(tmp_path, a={"append_only": "warn"}), {"observatory__enabled": False}
+    held, mended = Keyring(tmp_path, a={"history_policy": "warn"}), {"insights__enabled": False}
     (problem,) = problems(auth__keys_file=str(held.file), **mended)
-    assert "its append_only needs 'observatory.enabled'" in problem
+    assert "its history_policy needs 'insights.enabled'" in problem
     (tmp_path / "b").mkdir()
-    ring = Keyring(tmp_path / "b", a={"repairs": ["sort_tools"]})
-    overrides = {"auth.keys_file": str(ring.file), "observatory.enabled": False}
+    ring = Keyring(tmp_path / "b", a={"normalize_tools": ["sort_tools"]})
+    overrides = {"auth.keys_file": str(ring.file), "insights.enabled": False}
     assert load(overrides=overrides).auth.keys_file == str(ring.file)

@@ -15,29 +15,29 @@ THERE = {"replicas": ["http://10.0.0.1:8000/"]}
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"split.prefill": ["http://a:1"]}, "'split.prefill': needs 'split.handshake'"),
-        ({"split.port": 9}, "'split.port': needs 'split.handshake'"),
-        ({"split.handshake": "nixl", "split.port": 9}, "nixl needs none"),
-        ({"split.handshake": "nixl", "split.decode": ["a b"]}, "'split.decode': 'a b' is not a base URL"),
-        ({"split.handshake": "sglang", "split.endpoints": ["a"]}, "'split.endpoints': 'a' is not of the form"),
+        ({"disagg.prefill": ["http://a:1"]}, "'disagg.prefill': needs 'disagg.kv_connector'"),
+        ({"disagg.port": 9}, "'disagg.port': needs 'disagg.kv_connector'"),
+        ({"disagg.kv_connector": "nixl", "disagg.port": 9}, "nixl needs none"),
+        ({"disagg.kv_connector": "nixl", "disagg.decode": ["a b"]}, "'disagg.decode': 'a b' is not a base URL"),
+        ({"disagg.kv_connector": "sglang", "disagg.endpoints": ["a"]}, "'disagg.endpoints': 'a' is not of the form"),
         (
-            {"split.handshake": "sglang", "split.prefill": ["http://a:1/"], "split.decode": ["http://a:1"]},
+            {"disagg.kv_connector": "sglang", "disagg.prefill": ["http://a:1/"], "disagg.decode": ["http://a:1"]},
             "'http://a:1' is in both",
         ),
         (
-            {"split.handshake": "sglang", "split.prefill": ["http://A:80"], "split.decode": ["http://a"]},
+            {"disagg.kv_connector": "sglang", "disagg.prefill": ["http://A:80"], "disagg.decode": ["http://a"]},
             "'http://a' is in both",
         ),
         (
-            {"split.handshake": "nixl", "replicas": ["http://a:1"], "split.decode": ["http://b:1"]},
-            "'split.decode': 'http://b:1' is none of 'replicas'",
+            {"disagg.kv_connector": "nixl", "replicas": ["http://a:1"], "disagg.decode": ["http://b:1"]},
+            "'disagg.decode': 'http://b:1' is none of 'replicas'",
         ),
         (
-            {"split.handshake": "sglang", "split.endpoints": ["http://a:80=a:1", "http://A/=a:2"]},
-            "'split.endpoints': 'http://A/' is given twice",
+            {"disagg.kv_connector": "sglang", "disagg.endpoints": ["http://a:80=a:1", "http://A/=a:2"]},
+            "'disagg.endpoints': 'http://A/' is given twice",
         ),
-        ({"split.handshake": "smoke"}, "'split.handshake'"),
-        ({"split.handshake": "nixl", "routing.policy": "round_robin"}, "needs a policy that prices both legs"),
+        ({"disagg.kv_connector": "smoke"}, "'disagg.kv_connector'"),
+        ({"disagg.kv_connector": "nixl", "routing.policy": "round_robin"}, "needs a policy that prices both legs"),
     ],
 )
 def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:
@@ -49,7 +49,7 @@ def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:
 
 def test_short_addresses_are_replicas() -> None:
     """As in `replicas`."""
-    split = load(overrides={"split.handshake": "nixl", "split.prefill": ["10.0.0.1:8000"], **THERE}).split
+    split = load(overrides={"disagg.kv_connector": "nixl", "disagg.prefill": ["10.0.0.1:8000"], **THERE}).disagg
     assert split.prefill == ("http://10.0.0.1:8000",)
 
 
@@ -62,5 +62,5 @@ def test_short_addresses_are_replicas() -> None:
 )
 def test_replicas_that_are_found_may_be_named(found: dict[str, Any]) -> None:
     """What discovery finds, or somebody adds, is in no list."""
-    given = {"split.handshake": "nixl", "split.prefill": ["http://b:1"], "replicas": ["http://a:1"], **found}
-    assert load(overrides=given).split.prefill == ("http://b:1",)
+    given = {"disagg.kv_connector": "nixl", "disagg.prefill": ["http://b:1"], "replicas": ["http://a:1"], **found}
+    assert load(overrides=given).disagg.prefill == ("http://b:1",)

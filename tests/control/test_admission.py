@@ -132,9 +132,9 @@ async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, eng
 
 
 async def test_nobody_waits_for_ever(client: ClientSession, engine: FakeEngine) -> None:
-    """After wait_s it is 429, and what is being answered goes on."""
+    """After queue_timeout_s it is 429, and what is being answered goes on."""
     engine.script.append(mute)
-    async with running(engine, admission__in_flight_max=1, admission__wait_s=0.3) as app:
+    async with running(engine, admission__in_flight_max=1, admission__queue_timeout_s=0.3) as app:
         first = asyncio.create_task(asked(client, app))
         await engine.at_work.wait()
         status, body, _ = await asked(client, app)
@@ -204,9 +204,9 @@ async def test_who_is_held_goes_as_soon_as_that_is_better(
 
 @pytest.mark.usefixtures("patient")
 async def test_nobody_is_held_for_longer_than_is_allowed(client: ClientSession, engine: FakeEngine) -> None:
-    """After `admission.hold_s` it goes all the same; with 0 at once, however patient the policy is."""
-    for hold_s in (0.3, 0):
-        async with running(engine, admission__hold_s=hold_s) as app, asyncio.timeout(60):
+    """After `admission.defer_max_s` it goes all the same; with 0 at once, however patient the policy is."""
+    for defer_max_s in (0.3, 0):
+        async with running(engine, admission__defer_max_s=defer_max_s) as app, asyncio.timeout(60):
             assert (await asked(client, app))[0] == 200
             assert idle(app)
 
@@ -243,7 +243,7 @@ async def test_who_is_held_finds_a_place_or_is_turned_away(
     client: ClientSession, engine: FakeEngine, patient: Patient
 ) -> None:
     """Held for long enough, it still needs a place: it waits for one as long as others do, and is told 429 then."""
-    limits = {"admission__in_flight_max": 1, "admission__hold_s": 0.3, "admission__wait_s": 0.3}
+    limits = {"admission__in_flight_max": 1, "admission__defer_max_s": 0.3, "admission__queue_timeout_s": 0.3}
     async with running(engine, admission__in_flight_max=1) as app, asyncio.timeout(60):
         held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
         await until(app, 2)

@@ -81,7 +81,7 @@ async def killed(router: Command) -> None:
 async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path: Path) -> None:
     """Conversations go on all the while. A second after it serves again, as many turns go where the last one left its
     blocks as before, and as many are predicted exactly; one that starts without the file scatters them."""
-    kept = {"state__file": str(tmp_path / "state"), "state__every_s": "0.5"}
+    kept = {"snapshot__path": str(tmp_path / "state"), "snapshot__interval_s": "0.5"}
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ClientSession())
         engines = await stack.enter_async_context(fleet(events=events))
@@ -120,7 +120,11 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
 @pytest.mark.long
 async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_path: Path) -> None:
     """One of two engines is another one when the router is back: it gets none of the credit, the other all of it."""
-    kept = {"state__file": str(tmp_path / "state"), "state__every_s": "0.2", "state__ready_within_s": "20"}
+    kept = {
+        "snapshot__path": str(tmp_path / "state"),
+        "snapshot__interval_s": "0.2",
+        "snapshot__readiness_wait_s": "20",
+    }
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ClientSession())
         stays = await stack.enter_async_context(fleet(1, events=True))
@@ -158,7 +162,7 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
 @pytest.mark.figures
 async def test_a_hub_that_is_killed_is_back_as_warm_as_it_was(tmp_path: Path) -> None:
     """The hub of several workers has the file; its workers go on without it, and it is as good a second after."""
-    kept = {"state__file": str(tmp_path / "state"), "state__every_s": "0.5"}
+    kept = {"snapshot__path": str(tmp_path / "state"), "snapshot__interval_s": "0.5"}
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ClientSession())
         engines = await stack.enter_async_context(fleet(events=False))

@@ -158,7 +158,7 @@ async def test_usage_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_more_held_than_the_client_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same where the client stalls on what was held of an answer, before the rest of it has come."""
     held_bytes = 8 << 20
-    async with stalled("no stream", monkeypatch, limits__held_answer_bytes_max=held_bytes) as (source, _, client):
+    async with stalled("no stream", monkeypatch, limits__buffered_response_bytes_max=held_bytes) as (source, _, client):
         client.transport.resume_reading()
         assert (await client.answer()).body == EVENT * OFFERED
         assert source.kept_max <= held_bytes + KEPT_BYTES_MAX

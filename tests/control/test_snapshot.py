@@ -29,8 +29,8 @@ def settings(*urls: str, file: Path, **more: Any) -> Any:
     """Of a router that keeps its state in this file."""
     return fakes.settings(
         *urls,
-        state__file=str(file),
-        **{"state__ready_within_s": 30.0, "probe__interval_s": 0.2, "tokens__deadline_s": 20.0, **more},
+        snapshot__path=str(file),
+        **{"snapshot__readiness_wait_s": 30.0, "probe__interval_s": 0.2, "tokens__deadline_s": 20.0, **more},
     )
 
 
@@ -125,7 +125,7 @@ def _begun(at_s: float) -> bytes:
         (lambda file: write_chunks(file, [_begun(time.time() - 5_000), encode_piece(StateEnd(1))]), "old"),
         (lambda file: write_chunks(file, [encode_piece(StateOrigin(7, "r", time.time()))]), "of version 7"),
         (lambda file: write_chunks(file, [_begun(time.time())]), "its end is missing"),
-        (lambda file: write_chunks(file, [bytes(20_000)] * 10), "state.bytes_max"),
+        (lambda file: write_chunks(file, [bytes(20_000)] * 10), "snapshot.bytes_max"),
         (lambda file: (file.unlink(), file.mkdir()), "directory"),
     ],
 )
@@ -138,7 +138,7 @@ async def test_a_file_that_is_no_use_costs_one_line(
     spoil(file)
     async with ClientSession() as client, fakes.FakeEngine() as engine:
         with caplog.at_level(logging.INFO):
-            async with RouterServer(settings(engine.url, file=file, state__bytes_max=100_000)) as app:
+            async with RouterServer(settings(engine.url, file=file, snapshot__bytes_max=100_000)) as app:
                 await ready(client, app)
                 assert why in (await state(client, app))["why"]
                 async with client.post(app.url + "/v1/completions", json={"model": "m", "prompt": "x"}) as response:
@@ -153,7 +153,7 @@ async def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog
     file = tmp_path / "gone" / "state"
     async with ClientSession() as client, fakes.FakeEngine() as engine:
         with caplog.at_level(logging.INFO):
-            async with RouterServer(settings(engine.url, file=file, state__every_s=0.05)) as app:
+            async with RouterServer(settings(engine.url, file=file, snapshot__interval_s=0.05)) as app:
                 await ready(client, app)
                 assert app.hub.state is not None
                 await until(lambda: app.hub.state and app.hub.state.figures().files["failed"] >= 3)
@@ -172,10 +172,10 @@ async def test_readiness_waits_no_longer_than_it_may(tmp_path: Path) -> None:
     async with ClientSession() as client, fakes.FakeEngine(metrics="") as engine:
         async with RouterServer(settings(engine.url, file=file)) as app:
             await ready(client, app)
-        async with RouterServer(settings(engine.url, file=file, state__ready_within_s=0.0)) as app:
+        async with RouterServer(settings(engine.url, file=file, snapshot__readiness_wait_s=0.0)) as app:
             await until(lambda: bool(app.router.ready()))
             assert (await client.get(app.url + "/readyz")).status == 200
-        async with RouterServer(settings(engine.url, file=file, state__ready_within_s=600.0)) as app:
+        async with RouterServer(settings(engine.url, file=file, snapshot__readiness_wait_s=600.0)) as app:
             await ready(client, app)  # nothing says that it is the same: that is known at the first probe
             assert (await state(client, app))["replicas"] == {"restored": 0, "refused": 1, "waiting": 0}
 

@@ -16,7 +16,7 @@ from tests.multiprocess.stubs import StubEdge, StubHub, serving, until, worker
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, running, silent
 
 CHAT = "/v1/chat/completions"
-QUICK = {"upstream__stuck_after_s": 2.0}  # a tenth of what is late by any measure, so that a pause of a second is not
+QUICK = {"upstream__stall_timeout_s": 2.0}  # a tenth of what is late by any measure, so that a pause of a second is not
 
 
 def body(text: str = "x", *, stream: bool = True) -> dict[str, object]:
@@ -125,7 +125,7 @@ async def test_events_before_any_work_are_no_life(client: ClientSession, engine:
 
 async def test_clients_that_give_up_show_it(engine: FakeEngine, other: FakeEngine) -> None:
     """Clients that time out on a silent replica take it out, though none of them waited for the router to notice."""
-    async with running(engine, other, upstream__stuck_after_s=1.0) as app:
+    async with running(engine, other, upstream__stall_timeout_s=1.0) as app:
         async with ClientSession() as client:
             first = engine if await ask(client, app.url) == engine.url else other
             for n in range(8):

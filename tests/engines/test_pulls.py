@@ -16,7 +16,7 @@ from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettin
 from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.fake_engine.peers import PeerLimits
 from loadtest.fake_engine.step import Limits
-from router.config.schema import PullSettings
+from router.config.schema import P2pSettings
 from router.core.dialects.p2p_body import with_pull
 from router.core.types.placements import Confidence
 from router.core.types.replicas import Replica
@@ -32,7 +32,7 @@ from tests.support.waiting import until
 BLOCK = 16
 COMPLETIONS = "/v1/completions"
 GATEWAY: dict[str, Any] = {
-    "listen__face": "both", "gateway__port": 0, "gateway__health_port": 0, "gateway__sampled_ratio": 0.0
+    "listen__mode": "both", "extproc__port": 0, "extproc__health_port": 0, "extproc__response_sample_ratio": 0.0
 }  # fmt: skip
 SOURCE = "x-kv-cache-source-host-port"
 REASON, HOME, PREDICTED = "x-warmroute-reason", "x-warmroute-replica", "x-warmroute-predicted-cached-tokens"
@@ -55,13 +55,13 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, RouterServer]
             async with client.post(url + COMPLETIONS, json={"model": "sim", "prompt": f"{url:>64}", "max_tokens": 2}):
                 pass
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
-        more = {"pulls__endpoints": tuple(named), "pulls__gb_per_s": 1_000.0, **overrides}
+        more = {"p2p__endpoints": tuple(named), "p2p__gb_per_s": 1_000.0, **overrides}
         async with RouterServer(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
             await app.hub.probe_now()
             async with asyncio.timeout(60):
                 while any(member.grade is not Confidence.EXACT for member in app.router.members):
                     await asyncio.sleep(0.01)
-                while "pulls__port" not in overrides and len(app.router.fleet.pulls.peers) < 2:
+                while "p2p__port" not in overrides and len(app.router.fleet.pulls.peers) < 2:
                     await asyncio.sleep(0.01)
             yield engines, app
 
@@ -127,7 +127,7 @@ async def test_what_does_not_stream_pulls_nothing() -> None:
 
 async def test_without_an_address_nothing_is_pulled() -> None:
     """Where neither settings nor discovery name one."""
-    async with _fleet(pulls__endpoints=(), pulls__port=0) as (engines, app):
+    async with _fleet(p2p__endpoints=(), p2p__port=0) as (engines, app):
         prompt = "abcd" * 20_000
         headers, _ = await _ask(app.url, prompt)
         await _told(app, headers[HOME], prompt)
@@ -141,7 +141,7 @@ async def test_without_an_address_nothing_is_pulled() -> None:
 async def test_a_stalled_pull_is_sent_again_without() -> None:
     """The source cannot be reached from the replica, though from the router: the request is sent again without an
     order, its replica is blamed for nothing, and nothing is pulled from there for a while."""
-    async with _fleet(pulls__stall_s=0.2, upstream__retries_max=0) as (engines, app):
+    async with _fleet(p2p__timeout_s=0.2, upstream__retries_max=0) as (engines, app):
         prompt = "abcd" * 20_000
         headers, _ = await _ask(app.url, prompt)
         holder = headers[HOME]
@@ -205,7 +205,7 @@ def _body(prompt: str) -> bytes:
 async def test_a_stall_behind_a_gateway_rests_the_source() -> None:
     """A first piece that comes ends the watch; where none comes in time the source rests, and nobody is blamed. A
     gateway that shows no answers by itself is asked for that of a request that pulls."""
-    async with _fleet(pulls__stall_s=0.2, **GATEWAY) as (engines, app):
+    async with _fleet(p2p__timeout_s=0.2, **GATEWAY) as (engines, app):
         prompts = [letter * 20_000 for letter in ("abcd", "bcde", "cdef")]
         holder = await _held(app, prompts)
         await _shows_heads(app)
@@ -232,7 +232,7 @@ async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
     """One that buffers answers would show the first piece with the last, so that nobody would see that a pull stalls.
     One that shows not even heads cannot be asked for more, and one that shows nothing, whatever it is asked, says
     nothing of a source by its silence."""
-    async with _fleet(pulls__stall_s=0.05, **GATEWAY) as (_, app):
+    async with _fleet(p2p__timeout_s=0.05, **GATEWAY) as (_, app):
         prompts = [f"{n:04}" * 20_000 for n in range(4)]
         holder = await _held(app, prompts)
         async with asking(app) as it:
@@ -253,7 +253,7 @@ async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
 
 async def test_no_replica_is_told_to_pull_from_itself() -> None:
     """A gateway goes down its list with the order as it is, so the source is not on the list."""
-    async with _fleet(**{**GATEWAY, "gateway__fallbacks_max": 2}) as (engines, app):
+    async with _fleet(**{**GATEWAY, "extproc__fallbacks_max": 2}) as (engines, app):
         prompt = "abcd" * 20_000
         headers, _ = await _ask(app.url, prompt)
         holder = headers[HOME]
@@ -320,7 +320,7 @@ async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> Non
         heard.set()
 
     address = f"127.0.0.1:{port}"
-    prober = P2pProber(prove, PullSettings(endpoints=("http://a=" + address,)))
+    prober = P2pProber(prove, P2pSettings(endpoints=("http://a=" + address,)))
     task = asyncio.create_task(prober.watch(Replica("http://a")))
     async with asyncio.timeout(60):
         await heard.wait()
@@ -334,14 +334,14 @@ async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> Non
 def test_where_orders_are_taken() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; the ports of
     its ranks are counted up from there, but for a rank's own entry."""
-    prober = P2pProber(lambda *_: None, PullSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
+    prober = P2pProber(lambda *_: None, P2pSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
     assert prober.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
     assert prober.address(Replica("http://b:1", peer="10.0.0.1:8")) == "10.0.0.1:8"
     assert prober.address(Replica("http://a:1#dp2")) == "10.0.0.9:9"
     assert prober.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
-    ranked = P2pProber(lambda *_: None, PullSettings(endpoints=("http://a:1#dp2=10.0.0.9:70", "http://a:1=10.0.0.9:7")))
+    ranked = P2pProber(lambda *_: None, P2pSettings(endpoints=("http://a:1#dp2=10.0.0.9:70", "http://a:1=10.0.0.9:7")))
     assert ranked.address(Replica("http://a:1#dp2")) == "10.0.0.9:70"
     assert prober.address(Replica("http://10.0.0.2:8000")) == "10.0.0.2:5710"
     assert prober.address(Replica("http://10.0.0.2:8000#dp3")) == "10.0.0.2:5713"
     assert prober.address(Replica("http://[fd00::1]:8000")) == "[fd00::1]:5710"
-    assert P2pProber(lambda *_: None, PullSettings()).address(Replica("http://10.0.0.2:8000")) == ""
+    assert P2pProber(lambda *_: None, P2pSettings()).address(Replica("http://10.0.0.2:8000")) == ""

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, ClientTimeout
 
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.fake_engine.disagg_http import LegRefused, Moment
-from router.config.schema import SplitSettings
+from router.config.schema import DisaggSettings
 from router.core.types.disagg_types import KvConnector, Role
 from router.core.types.replicas import Replica
 from router.engines.kv_connectors import KvConnectorProber
@@ -216,7 +216,7 @@ async def test_an_engine_that_is_to_be_asked_must_answer(handshake: KvConnector)
     async with Engines(settings) as engines:
         url, address = engines.urls[0], (engines.addresses or [""])[0]
         named = () if handshake is KvConnector.NIXL else (f"{url}={address}",)
-        given = SplitSettings(handshake.value, (url,), ("http://127.0.0.1:1",), 0, named, 0.01)
+        given = DisaggSettings(handshake.value, (url,), ("http://127.0.0.1:1",), 0, named, 0.01)
         prober = KvConnectorProber(lambda *said: proved.append(said), given)
         replica, other = (
             prober.with_configured_role(Replica(url)),
@@ -243,7 +243,7 @@ async def test_a_look_that_finds_nobody_is_repeated(
     Each change is told once, however long nobody is there."""
     caplog.set_level("INFO")
     said: list[KvConnector | None] = []
-    prober = KvConnectorProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
+    prober = KvConnectorProber(lambda *told: said.append(told[1]), DisaggSettings("sglang", probe_interval_s=0.01))
     finds = iter(("", "", "a:1", "", "", "a:1", "", "", "", "", "", "a:1"))
 
     async def look(_: Replica, __: str) -> str:
@@ -266,19 +266,19 @@ async def test_a_look_that_finds_nobody_is_repeated(
 async def test_where_engines_are_asked() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; a p2p tier has
     a port for each rank, a bootstrap server one for all."""
-    one = KvConnectorProber(lambda *_: None, SplitSettings("offloading", endpoints=("http://a:1=10.0.0.9:7",)))
+    one = KvConnectorProber(lambda *_: None, DisaggSettings("offloading", endpoints=("http://a:1=10.0.0.9:7",)))
     assert one.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
     assert one.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
     assert one.address(Replica("http://b:1")) == "b:5710"
     assert one.address(Replica("http://b:1", role=Role.DECODE)) == ""
-    two = KvConnectorProber(lambda *_: None, SplitSettings("sglang", port=9000))
+    two = KvConnectorProber(lambda *_: None, DisaggSettings("sglang", port=9000))
     assert two.address(Replica("http://[fd00::1]:1#dp2", role=Role.PREFILL)) == "[fd00::1]:9000"
     same = KvConnectorProber(
-        lambda *_: None, SplitSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",))
+        lambda *_: None, DisaggSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",))
     )
     assert same.with_configured_role(Replica("http://a#dp1")).role is Role.PREFILL
     assert same.address(Replica("http://a:80#dp1", role=Role.PREFILL)) == "10.0.0.9:7"
-    three = KvConnectorProber(lambda *_: None, SplitSettings("nixl"))
+    three = KvConnectorProber(lambda *_: None, DisaggSettings("nixl"))
     assert three.address(Replica("http://b:1")) == ""
     for each in (one, two, three, same):
         await each.close()
@@ -287,7 +287,7 @@ async def test_where_engines_are_asked() -> None:
 async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.LogCaptureFixture) -> None:
     """It prefills or decodes, as it was started, and nothing says which."""
     proved: list[Any] = []
-    prober = KvConnectorProber(lambda *said: proved.append(said), SplitSettings("sglang"))
+    prober = KvConnectorProber(lambda *said: proved.append(said), DisaggSettings("sglang"))
     await prober.watch(Replica("http://b:1"))
     assert proved == []
     assert [getattr(line, "event", "") for line in caplog.records] == ["role_unknown"]
@@ -297,7 +297,7 @@ async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.L
 async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
     """The picker names the prefilling replica in llm-d's header, whatever the client has put there, and leaves the body
     alone; the prefill leg's lease ends with the decode leg's."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
         engines,
         app,
     ):
@@ -315,7 +315,7 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
 async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, retry_after: str, left: int) -> None:
     """No engine says which of the two was at fault, so the pair is warmed anew; one that asks for a rest, or refuses
     the request, says nothing of the pair."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
         engines,
         app,
     ):
@@ -332,7 +332,7 @@ async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, ret
 @pytest.mark.inside
 async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The header has addresses only: nothing is booked for a replica that it cannot have."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
         engines,
         app,
     ):
@@ -352,7 +352,7 @@ async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest
 async def test_without_keys_no_client_names_engines(prompts: int) -> None:
     """Where requests are split the router alone says what is transferred, in one leg as in two."""
     said = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 1}
-    async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, split__handshake="nixl") as app:
+    async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, disagg__kv_connector="nixl") as app:
         body = {"model": "m", "prompt": ["a"] * prompts, "kv_transfer_params": said, "bootstrap_room": 7}
         async with ClientSession() as client, client.post(app.url + COMPLETIONS, json=body) as response:
             assert response.status == 200

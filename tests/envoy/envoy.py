@@ -53,11 +53,11 @@ async def behind(
 @asynccontextmanager
 async def picker_process(port: int, *engines: FakeEngine, **settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """A router in a process of its own, whose picker listens on this port."""
-    command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
+    command = [sys.executable, "-m", "router", "serve", "--mode", "extproc", "--admin-port", "0"]
     for engine in engines:
         command += ["--replica", engine.url]
     for key, value in {
-        "gateway.port": port, "gateway.health_port": 0, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
+        "extproc.port": port, "extproc.health_port": 0, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
         "listen.drain_s": 600, **{key.replace("__", "."): value for key, value in settings.items()},
     }.items():  # fmt: skip
         command += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]

@@ -92,7 +92,7 @@ async def test_with_keys_nothing_passes(
     mode = EnvoyMode(MODES[name].request, MODES[name].response, message_timeout="0.3s", named=MODES[name].named)
     async with with_keys(tmp_path, mode) as (url, port, engine, ring, settings):
         if how is not None:
-            more = {"gateway.fallbacks_max": 0, "auth.isolate": name != "headers"}
+            more = {"extproc.fallbacks_max": 0, "auth.isolate": name != "headers"}
             async with picker_process(port, engine, **settings, **more) as picker:
                 if name != "headers":  # without the body the picker salts nothing, and so serves nobody here
                     async with asyncio.timeout(60):
@@ -186,7 +186,7 @@ async def test_pickers_restart_one_after_the_other(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(FakeEngine())
         ring = Keyring(tmp_path, acme={})
-        settings = ring.settings | {"listen.lame_duck_s": 3.5, "gateway.sampled_ratio": 0.0}
+        settings = ring.settings | {"listen.lame_duck_s": 3.5, "extproc.response_sample_ratio": 0.0}
         pickers = [await stack.enter_async_context(picker_process(port, engine, **settings)) for port in ports]
         envoy = await stack.enter_async_context(front(tmp_path, ports, [engine.port]))
         client = await stack.enter_async_context(aiohttp.ClientSession(headers=ring.of("acme")))

@@ -91,7 +91,7 @@ async def test_streams_outlive_their_picker(tmp_path: Path, client: aiohttp.Clie
         mode = EnvoyMode(fail_open=how is signal.SIGKILL)
         envoy = await stack.enter_async_context(front(tmp_path, port, [engine.port], mode))
         async with picker_process(
-            port, engine, **{"gateway.sampled_ratio": 0.0}
+            port, engine, **{"extproc.response_sample_ratio": 0.0}
         ) as picker:  # one that is shown would be waited for
             await _picked(client, envoy.url)
             engine.script.append(half_then_waits)

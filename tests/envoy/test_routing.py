@@ -25,7 +25,7 @@ from tests.support.waiting import until
 async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp.ClientSession, name: str) -> None:
     """Turns of each of nine conversations go to one replica, and conversations are spread; streams come whole. Where
     the picker does not see bodies they are spread only; where it is told of no end of an answer, most turns stay."""
-    more = {"gateway.fallbacks_max": 0} if MODES[name].named else {}
+    more = {"extproc.fallbacks_max": 0} if MODES[name].named else {}
     async with behind(tmp_path, mode=MODES[name], **more) as (envoy, app, engines):
         for _ in range(4):
             for n in range(9):
@@ -115,7 +115,7 @@ async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp
     """A client that names an endpoint, even Envoy's own admin port, is served by a replica; without a picker, too, at a
     gateway that fails open, and if the gateway connects to any address that the header names."""
     mode = replace(MODES[name], fail_open=True)
-    async with behind(tmp_path, mode=mode, **{"gateway.fallbacks_max": 0}) as (envoy, app, engines):
+    async with behind(tmp_path, mode=mode, **{"extproc.fallbacks_max": 0}) as (envoy, app, engines):
         forged = {DESTINATION: f"127.0.0.1:{envoy.admin_port}"}
         for _ in range(3):
             async with client.post(envoy.url + CHAT, json=chat("x"), headers=forged) as answer:
@@ -130,12 +130,12 @@ async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp
 
 
 async def test_answers_are_asked_for_and_learned_from(tmp_path: Path, client: aiohttp.ClientSession) -> None:
-    """With `gateway.sampled_ratio` the gateway is asked to show answers that it does not show: streams stay whole, and
-    first tokens and usage are known. Where it may not be asked (`allow_mode_override`) nothing changes."""
+    """With `extproc.response_sample_ratio` the gateway is asked to show answers that it does not show: streams stay
+    whole, and first tokens and usage are known. Where it may not be asked (`allow_mode_override`) nothing changes."""
     body = chat("word " * 800, stream=True, stream_options={"include_usage": True})
     for allowed in (True, False):
         mode = EnvoyMode(override=allowed)
-        async with behind(tmp_path, count=1, mode=mode, **{"gateway.sampled_ratio": 1.0}) as (envoy, app, _):
+        async with behind(tmp_path, count=1, mode=mode, **{"extproc.response_sample_ratio": 1.0}) as (envoy, app, _):
             for _ in range(12):
                 async with client.post(envoy.url + CHAT, json=body) as answer:
                     assert await answer.read() == b"".join(events(usage=USAGE))

@@ -34,12 +34,12 @@ async def picking(*engines: FakeEngine, **settings: Any) -> AsyncIterator[Router
     """A router whose face is the picker, before these engines, once they are known to be ready."""
     flat = {
         "replicas": tuple(engine.url for engine in engines),
-        "listen.face": "picker",
+        "listen.mode": "extproc",
         "listen.port": 0,
         "listen.admin_port": 0,
         "listen.lame_duck_s": 0,
-        "gateway.port": 0,
-        "gateway.health_port": 0,
+        "extproc.port": 0,
+        "extproc.health_port": 0,
         "probe.interval_s": 0.05,
         **{key.replace("__", "."): value for key, value in settings.items()},
     }

@@ -49,7 +49,7 @@ async def test_bodies_are_the_same(client: ClientSession, engine: FakeEngine, tm
     where the answer comes by."""
     engine.owned_by = "vllm"
     ring = Keyring(tmp_path, acme={}, apart={"isolate": True})
-    settings = {"listen.face": "both", "observatory.repairs": ["sort_tools"], **ring.settings}
+    settings = {"listen.mode": "both", "insights.normalize_tools": ["sort_tools"], **ring.settings}
     async with picking(engine, **settings) as app:
         for tenant in ("acme", "apart"):
             body, headers = chat("x", tools=TOOLS), ring.of(tenant)
@@ -67,7 +67,7 @@ async def test_receipts_and_misses_are_the_same(client: ClientSession, engine: F
     learned."""
     told: dict[str, list[tuple[str, ...]]] = {"edge": [], "picker": []}
     for face, said in told.items():
-        async with picking(engine, **{"listen.face": "both"}) as app:
+        async with picking(engine, **{"listen.mode": "both"}) as app:
             messages = [{"role": "user", "content": "tell me more " * 300}]
             for turn in range(2):
                 body = json.dumps({"model": "m", "messages": messages}).encode()
@@ -94,7 +94,7 @@ async def test_refusals_are_the_same(client: ClientSession, engine: FakeEngine, 
     """Status and error body of every kind of refusal: a key that is none, a model that is not allowed, one that is
     unknown, a body that is no JSON, one without messages, a compressed one, a priority that is none."""
     ring = Keyring(tmp_path, acme={"models": ["m"]})
-    async with picking(engine, **{"listen.face": "both", **ring.settings}) as app:
+    async with picking(engine, **{"listen.mode": "both", **ring.settings}) as app:
         good = {key.lower(): value for key, value in ring.of("acme").items()}
         for body, headers in (
             (chat(), {}),

@@ -89,7 +89,7 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
         return True
 
     old = write(0)
-    async with picking(engine, gateway__tls_certificate=str(file)) as app:
+    async with picking(engine, extproc__tls_certificate=str(file)) as app:
         assert await picks(app, old)
         new = write(1)
         app.reload(app._settings)
@@ -100,7 +100,7 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
 async def test_both_faces_in_one_process(engine: FakeEngine, other: FakeEngine, client: ClientSession) -> None:
     """A conversation that began at one face is known at the other: one desk, one hub."""
     text = "word " * 2_000
-    async with picking(engine, other, listen__face="both") as app:
+    async with picking(engine, other, listen__mode="both") as app:
         async with client.post(app.edge.url + CHAT, json={"model": "m", "messages": [
             {"role": "user", "content": text}]}) as answer:  # fmt: skip
             home = answer.headers["x-warmroute-replica"]
@@ -189,15 +189,15 @@ async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> 
     [
         ({"replicas": ("http://vllm.default.svc:8000",)}, "addresses"),
         ({"listen.workers": 2}, "one process"),
-        ({"gateway.objectives": ("batch",)}, "NAME=high"),
-        ({"gateway.tls_key": "/nowhere"}, "gateway.tls_certificate"),
-        ({"gateway.host": ""}, "gateway.host"),
+        ({"extproc.objectives": ("batch",)}, "NAME=high"),
+        ({"extproc.tls_key": "/nowhere"}, "extproc.tls_certificate"),
+        ({"extproc.host": ""}, "extproc.host"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], problem: str) -> None:
     """Each with what to do next, before anything is started."""
     with pytest.raises(SettingsError, match=re.escape(problem)):
-        load(overrides={"listen.face": "picker", **settings})
+        load(overrides={"listen.mode": "extproc", **settings})
 
 
 def test_messages_are_made_of_the_proto() -> None:

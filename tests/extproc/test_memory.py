@@ -36,11 +36,11 @@ def memory(pid: int, name: str) -> int:
 async def test_memory_is_bounded_by_the_budget(engine: FakeEngine) -> None:
     """Forty bodies of 8 MB at once under a budget of 32 MB, all of which are placed, and whose streams stay open."""
     port, health = free_ports(2)
-    command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
+    command = [sys.executable, "-m", "router", "serve", "--mode", "extproc", "--admin-port", "0"]
     command += ["--replica", engine.url]
     for key, value in {
-        "gateway.port": port, "gateway.health_port": health, "probe.interval_s": 0.1, "listen.drain_s": 0,
-        "limits.bodies_bytes_max": ROOM_BYTES, "limits.bodies_wait_s": 600,
+        "extproc.port": port, "extproc.health_port": health, "probe.interval_s": 0.1, "listen.drain_s": 0,
+        "limits.total_body_bytes_max": ROOM_BYTES, "limits.body_budget_timeout_s": 600,
     }.items():  # fmt: skip
         command += ["--set", f"{key}={value}"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

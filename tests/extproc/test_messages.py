@@ -136,7 +136,11 @@ async def test_first_messages_are_within_the_budget(engine: FakeEngine, monkeypa
     """As many streams are read as have room if each brings the longest message that there may be; those that come then
     wait for one of them to be cut, and are served."""
     monkeypatch.setattr("router.extproc.heads.CROWDED_S", 0.05)
-    limits = {"limits__body_bytes_max": 9 * MB, "limits__bodies_bytes_max": 32 * MB, "listen__head_timeout_s": 3_600.0}
+    limits = {
+        "limits__body_bytes_max": 9 * MB,
+        "limits__total_body_bytes_max": 32 * MB,
+        "listen__head_timeout_s": 3_600.0,
+    }
     async with picking(engine, **limits) as app, AsyncExitStack() as stack:
         heads = app.gateway._picker._heads
         assert heads.reading_max == 3
@@ -157,7 +161,7 @@ async def test_first_messages_are_within_the_budget(engine: FakeEngine, monkeypa
 @asynccontextmanager
 async def small(engine: FakeEngine, **more: float) -> AsyncIterator[RouterServer]:
     """A picker with room for two bodies of the longest that it takes."""
-    limits = {"limits__body_bytes_max": MB, "limits__bodies_bytes_max": 2 * MB}
+    limits = {"limits__body_bytes_max": MB, "limits__total_body_bytes_max": 2 * MB}
     async with picking(engine, **limits, **more) as app:
         yield app
 
@@ -203,8 +207,8 @@ async def test_bodies_wait_for_room(engine: FakeEngine, length: int | None) -> N
 
 @pytest.mark.parametrize("mode", ["buffered", "duplex"])
 async def test_no_room_in_time_is_503(engine: FakeEngine, mode: str) -> None:
-    """After `limits.bodies_wait_s`, with the time to come again."""
-    async with small(engine, limits__bodies_wait_s=0.05) as app, AsyncExitStack() as stack:
+    """After `limits.body_budget_timeout_s`, with the time to come again."""
+    async with small(engine, limits__body_budget_timeout_s=0.05) as app, AsyncExitStack() as stack:
         for _ in range(2):
             await let_in(stack, app, MB)
         async with asking(app, mode) as it:
@@ -217,7 +221,7 @@ async def test_no_room_in_time_is_503(engine: FakeEngine, mode: str) -> None:
 
 async def test_pieces_wait_for_room(engine: FakeEngine) -> None:
     """A body in pieces, whose length nobody has said, gets its room a step ahead of them."""
-    async with small(engine, limits__bodies_wait_s=0.05) as app, asking(app, "duplex") as it:
+    async with small(engine, limits__body_budget_timeout_s=0.05) as app, asking(app, "duplex") as it:
         await it.head()
         for n in range(1, 4):
             await it.body(b"x" * 60_000, end=False)
@@ -236,8 +240,12 @@ async def test_pieces_wait_for_room(engine: FakeEngine) -> None:
 @pytest.mark.finding("2026-11-28/11")
 async def test_both_faces_have_one_budget(engine: FakeEngine, client: ClientSession) -> None:
     """What gateways hold is no room for clients of the edge, and the metric counts all of it once."""
-    limits = {"limits__body_bytes_max": MB, "limits__bodies_bytes_max": 2 * MB, "limits__bodies_wait_s": 0.05}
-    async with picking(engine, listen__face="both", **limits) as app:
+    limits = {
+        "limits__body_bytes_max": MB,
+        "limits__total_body_bytes_max": 2 * MB,
+        "limits__body_budget_timeout_s": 0.05,
+    }
+    async with picking(engine, listen__mode="both", **limits) as app:
         async with AsyncExitStack() as stack:
             for _ in range(2):
                 await let_in(stack, app, MB)

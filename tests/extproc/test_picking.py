@@ -38,8 +38,8 @@ async def test_a_conversation_stays_where_its_prefix_is(engine: FakeEngine, othe
 
 
 async def test_no_fallbacks_where_the_gateway_takes_one_endpoint(engine: FakeEngine, other: FakeEngine) -> None:
-    """`gateway.fallbacks_max: 0` names one endpoint, as ORIGINAL_DST wants it."""
-    async with picking(engine, other, gateway__fallbacks_max=0) as app, asking(app) as it:
+    """`extproc.fallbacks_max: 0` names one endpoint, as ORIGINAL_DST wants it."""
+    async with picking(engine, other, extproc__fallbacks_max=0) as app, asking(app) as it:
         assert len(destinations(await it.pick())) == 1
 
 

@@ -35,7 +35,7 @@ async def test_paths_of_engines_own_are_refused(engine: FakeEngine) -> None:
     """A path that flushes caches reaches no engine, as on the edge; in conformance all paths do."""
     async with picking(engine) as app, asking(app) as it:
         assert error_of(await it.pick(path="/reset_prefix_cache"))[0] == 404
-    async with picking(engine, gateway__conformance=True) as app, asking(app) as it:
+    async with picking(engine, extproc__conformance=True) as app, asking(app) as it:
         await it.head("/anything", method="GET", end=True)
         told = await it.hear()
         assert told is not None
@@ -83,7 +83,7 @@ async def test_conformance_lets_clients_choose(engine: FakeEngine, other: FakeEn
     """The upstream suite's header names who may take a request, and is told who did; otherwise it means nothing."""
     wanted = f"127.0.0.1:{other.port}"
     headers = {"test-epp-endpoint-selection": wanted}
-    async with picking(engine, other, gateway__conformance=True) as app, asking(app) as it:
+    async with picking(engine, other, extproc__conformance=True) as app, asking(app) as it:
         assert destinations(await it.pick(headers=headers)) == [wanted]
         await it.answer(served=wanted)
         told = await it.hear()
@@ -177,7 +177,7 @@ async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
     objective = "x-llm-d-inference-objective" if present else "x-gateway-inference-objective"
     fairness = "x-llm-d-inference-fairness-id" if present else "x-gateway-inference-fairness-id"
     model = "x-llm-d-model-name-rewrite" if present else "x-gateway-model-name-rewrite"
-    async with picking(engine, gateway__objectives=("batch=low",)) as app:
+    async with picking(engine, extproc__objectives=("batch=low",)) as app:
         seen, place = list[PlacementRequest](), app.hub.placer.place
 
         async def spy(wanted: PlacementRequest, exclude: frozenset[str]) -> Lease:
@@ -250,8 +250,8 @@ async def test_a_slow_body_is_given_up(engine: FakeEngine) -> None:
 
 
 async def test_a_stream_without_an_end_is_let_go(engine: FakeEngine) -> None:
-    """After `gateway.stream_s_max` its lease is given back and the picker ends it, whatever the gateway does."""
-    async with picking(engine, gateway__stream_s_max=0.05) as app, asking(app) as it:
+    """After `extproc.stream_s_max` its lease is given back and the picker ends it, whatever the gateway does."""
+    async with picking(engine, extproc__stream_s_max=0.05) as app, asking(app) as it:
         assert len(destinations(await it.pick())) == 1
         assert await it.hear() is None
         await until(lambda: not app.gateway.in_flight)
@@ -259,8 +259,8 @@ async def test_a_stream_without_an_end_is_let_go(engine: FakeEngine) -> None:
 
 
 async def test_no_more_streams_than_may_be(engine: FakeEngine) -> None:
-    """Beyond `gateway.streams_max` a request is told to come again."""
-    async with picking(engine, gateway__streams_max=2) as app:
+    """Beyond `extproc.streams_max` a request is told to come again."""
+    async with picking(engine, extproc__streams_max=2) as app:
         async with asking(app) as one, asking(app) as two:
             await one.pick()
             await two.pick()

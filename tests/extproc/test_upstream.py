@@ -89,7 +89,7 @@ def test_ports_of_a_filter() -> None:
 
 async def test_requests_without_a_body_are_spread(engine: FakeEngine, other: FakeEngine) -> None:
     """lwepp TestHandleRequestHeaders_RoundRobin: requests of which nothing is known go to all pods, not to one."""
-    async with picking(engine, other, gateway__conformance=True) as app:
+    async with picking(engine, other, extproc__conformance=True) as app:
         seen = set()
         for n in range(16):
             async with asking(app) as it:
@@ -138,7 +138,7 @@ async def test_the_served_endpoint_is_the_gateways_word(engine: FakeEngine, othe
     """conformance GatewayDestinationEndpointServed, lwepp TestHandleResponseHeaders_UsesServedEndpointFromMetadata,
     _MissingEnvoyLBMetadata, _MissingDestinationEndpointServedKey: it is told back, once; where the gateway says
     nothing, nothing is made up. A backend's own header of that name does not stand in for it."""
-    async with picking(engine, other, gateway__conformance=True) as app:
+    async with picking(engine, other, extproc__conformance=True) as app:
         for served in (endpoint(engine), endpoint(other), ""):
             async with asking(app) as it:
                 await it.pick(PROMPT, path="/destination-endpoint-served-test")
@@ -153,7 +153,7 @@ async def test_the_served_endpoint_is_the_gateways_word(engine: FakeEngine, othe
 async def test_each_rank_is_an_endpoint(engine: FakeEngine, other: FakeEngine) -> None:
     """conformance GatewayFollowingEPPRoutingWithDataParallelism: ports of one pod are endpoints of their own; a host
     means any of them, and a host with a port that one."""
-    async with picking(engine, other, gateway__conformance=True) as app:
+    async with picking(engine, other, extproc__conformance=True) as app:
         for header, allowed in (
             ("127.0.0.1", {endpoint(engine), endpoint(other)}),
             (endpoint(other), {endpoint(other)}),
@@ -171,14 +171,14 @@ async def test_each_pool_has_its_own(engine: FakeEngine, other: FakeEngine) -> N
     both, and each takes only those of its own."""
     header = f"{endpoint(engine)},{endpoint(other)}"
     for mine in (engine, other):
-        async with picking(mine, gateway__conformance=True) as app, asking(app) as it:
+        async with picking(mine, extproc__conformance=True) as app, asking(app) as it:
             told = await it.pick(PROMPT, path=DP_PATH, headers={"test-epp-endpoint-selection": header})
             assert destinations(told) == [endpoint(mine)]
 
 
 async def test_traffic_reaches_only_those_selected(engine: FakeEngine, other: FakeEngine) -> None:
     """conformance GatewayFollowingEPPRouting: one designated pod, then both, whatever the model and the path."""
-    async with picking(engine, other, gateway__conformance=True) as app:
+    async with picking(engine, other, extproc__conformance=True) as app:
         for chosen in ([engine], [other], [engine, other]):
             header = ",".join(endpoint(each) for each in chosen)
             for _ in range(6):

@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"python -m loadtest pages": "writes into the documents; tests/house compares them",
     r"python -m loadtest steps": "needs an engine that does nothing else; tests/loadtest and tests/real have it",
     r"python -m loadtest simulate(?! --list)": "races for minutes to hours; tests/loadtest runs it small",
-    r"warmroute serve --face": "gateways ask on fixed ports; tests/extproc and tests/envoy have it",
+    r"warmroute serve --mode": "gateways ask on fixed ports; tests/extproc and tests/envoy have it",
     r"warmroute top(?! --once)": "goes on until it is stopped",
 }
 BODIES = [{"model": "sim", "messages": [{"role": "user", "content": f"hello {n}"}]} for n in range(3)]

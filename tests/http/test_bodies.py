@@ -261,13 +261,17 @@ class Budgets(RuleBasedStateMachine):
 
 
 TestBudgets = pytest.mark.promise("No tenant uses up another's part of the budget for bodies.", "tenants")(
-    pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")(
-        Budgets.TestCase
-    )
+    pytest.mark.promise(
+        "All request bodies together stay within `limits.total_body_bytes_max` and one read.", "clients"
+    )(Budgets.TestCase)
 )
 TestBudgets.settings = hypothesis_settings(max_examples=50, deadline=None)
 
-ROOM: dict[str, Any] = {"limits__body_bytes_max": MIB, "limits__bodies_bytes_max": MIB, "limits__bodies_wait_s": 0.3}
+ROOM: dict[str, Any] = {
+    "limits__body_bytes_max": MIB,
+    "limits__total_body_bytes_max": MIB,
+    "limits__body_budget_timeout_s": 0.3,
+}
 SIZE = 600_000  # of two of one tenant only the first has room, and another tenant has some beside it
 
 
@@ -279,7 +283,7 @@ async def half_sent(app: RouterServer, key: str) -> Client:
     return client
 
 
-@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
+@pytest.mark.promise("All request bodies together stay within `limits.total_body_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -313,7 +317,7 @@ async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             client.transport.close()
 
 
-@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
+@pytest.mark.promise("All request bodies together stay within `limits.total_body_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +344,7 @@ async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) 
             client.transport.abort()
 
 
-@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
+@pytest.mark.promise("All request bodies together stay within `limits.total_body_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:

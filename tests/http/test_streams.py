@@ -22,7 +22,7 @@ from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
 pytestmark = pytest.mark.inside
 
 ALL = [*RECORDED.values(), *LONG.values()]
-SETTINGS = {"limits__held_answer_bytes_max": 400}  # "long JSON" is longer
+SETTINGS = {"limits__buffered_response_bytes_max": 400}  # "long JSON" is longer
 
 
 class Player:

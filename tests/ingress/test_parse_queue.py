@@ -127,10 +127,10 @@ async def test_tenants_take_turns(client: ClientSession, engine: FakeEngine, tmp
 async def test_what_waits_to_be_read_is_bounded_in_bytes(
     client: ClientSession, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    """Beyond `limits.reading_bytes_max` bodies of the tenant that has most of them are turned away (429, with the time
-    to come again), and no other tenant's."""
+    """Beyond `limits.parse_queue_bytes_max` bodies of the tenant that has most of them are turned away (429, with the
+    time to come again), and no other tenant's."""
     ring = Keyring(tmp_path, loud={}, quiet={})
-    more = {"limits__reading_bytes_max": 1 << 20, "limits__body_bytes_max": 1 << 20}
+    more = {"limits__parse_queue_bytes_max": 1 << 20, "limits__body_bytes_max": 1 << 20}
     async with running(engine, **ring.settings, **more) as app:
         turns = app.edge.reader.turns
         await turns.take("somebody", Priority.NORMAL, 1)
@@ -155,8 +155,8 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes(
 
 @pytest.mark.promise("The queue of long bodies that wait to be parsed is bounded in bytes and in time.", "clients")
 async def test_nobody_waits_too_long_to_be_read(client: ClientSession, engine: FakeEngine) -> None:
-    """After `limits.reading_wait_s` a body that still waits is turned away (429)."""
-    async with running(engine, limits__reading_wait_s=0.05) as app:
+    """After `limits.parse_queue_timeout_s` a body that still waits is turned away (429)."""
+    async with running(engine, limits__parse_queue_timeout_s=0.05) as app:
         turns = app.edge.reader.turns
         await turns.take("", Priority.NORMAL, 1)
         asked = asyncio.create_task(client.post(app.url + CHAT, data=long_chat("")))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.config.schema import ObservatorySettings
+from router.config.schema import InsightsSettings
 from router.core.types.misses import DifferenceKind, PromptAnalysis
 from router.http.request import Connection, Request
 from router.ingress import prompt_observer as observing
@@ -40,15 +40,15 @@ class Resolving:
 
 
 def observer(
-    *, memory_bytes_max: int = 8 << 20, compare_ms_per_s_max: int = 1_000, looks_per_s_max: int = 1_000
+    *, memory_bytes_max: int = 8 << 20, diff_budget_ms_per_s: int = 1_000, inspections_per_s_max: int = 1_000
 ) -> PromptObserver:
     """With room for what the tests say."""
     return PromptObserver(
-        ObservatorySettings(
+        InsightsSettings(
             memory_bytes_max=memory_bytes_max,
             templates_max=16,
-            compare_ms_per_s_max=compare_ms_per_s_max,
-            looks_per_s_max=looks_per_s_max,
+            diff_budget_ms_per_s=diff_budget_ms_per_s,
+            inspections_per_s_max=inspections_per_s_max,
         )
     )
 
@@ -130,7 +130,7 @@ def dated(count: int, second: int) -> list[dict[str, str]]:
 
 async def test_beyond_the_budget_differences_stay_unexplained() -> None:
     """They are counted, and the prompt is seen all the same."""
-    seeing = observer(compare_ms_per_s_max=0)
+    seeing = observer(diff_budget_ms_per_s=0)
     async with reading(seeing) as read:
         first = await read(dated(3, 7))
         second = await read(dated(4, 19))
@@ -143,7 +143,7 @@ async def test_beyond_the_budget_differences_stay_unexplained() -> None:
 async def test_what_was_found_twice_is_assumed() -> None:
     """When time is scarce, few turns are compared of a conversation that has the time at its top, and each tells as
     much as if it were: the same kind and place, and what the turn before had behind it. None counts as unexplained."""
-    seeing = observer(compare_ms_per_s_max=1_000)
+    seeing = observer(diff_budget_ms_per_s=1_000)
     seeing._budget.ample = lambda _: False  # type: ignore[method-assign]
     compared = []
     spend = seeing._budget.spend
@@ -289,7 +289,7 @@ def test_a_part_of_all_conversations_is_watched_when_they_are_many() -> None:
 
 async def test_a_prompt_too_many_is_not_looked_at() -> None:
     """It is counted, and answered all the same."""
-    seeing = observer(looks_per_s_max=1)
+    seeing = observer(inspections_per_s_max=1)
     seeing._watch._parts, seeing._watch._until_s = 0, float("inf")
     async with reading(seeing) as read:
         assert (await read(turns(3))).conversation == 0

@@ -167,7 +167,7 @@ def test_replicas_that_pull_reach_each_other() -> None:
     """Memory behind the GPU, its tier of peers, the port by which routers find it, and room for all of that; routers
     may look there, and replicas of the model talk on any port. Without `pulls` there is none of it."""
     model = MODELS[1] | {"pulls": {"memoryGiB": 100, "port": 6000}, "podAnnotations": {"mine": "1"}}
-    ports = ("--set-json", 'networkPolicy.enginePorts=[{"port": 8000}]', "--set", "config.pulls.port=5710")
+    ports = ("--set-json", 'networkPolicy.enginePorts=[{"port": 8000}]', "--set", "config.p2p.port=5710")
     found = tools.template(*options(model), *ports)
     assert tools.invalid([d for d in found if d["kind"] not in CUSTOM]) == []
     pod = named(found, "Deployment", "llama")["spec"]["template"]
@@ -269,7 +269,7 @@ def test_a_model_may_be_prefilled_apart() -> None:
         {"name": "v", "engine": "vllm", "model": "org/llama", "role": "both"},
         {"name": "other", "engine": "vllm", "model": "org/phi"},
     ]
-    found = tools.template(*options(*apart), "--set", "config.split.handshake=sglang")
+    found = tools.template(*options(*apart), "--set", "config.disagg.kv_connector=sglang")
     pods = {name: named(found, "Deployment", name)["spec"]["template"] for name in ("p", "d", "v", "other")}
     roles = {name: pod["metadata"]["labels"].get("warmroute.io/role") for name, pod in pods.items()}
     assert roles == {"p": "prefill", "d": "decode", "v": "both", "other": None}
@@ -287,7 +287,7 @@ def test_every_node_of_a_group_comes_for_what_was_prefilled() -> None:
     """Workers of a group, which serve nobody, fetch blocks as their leader does; models without a role do not."""
     group = {"engine": "vllm", "model": "org/big", "servedName": "org/big", "kind": "LeaderWorkerSet"}
     models = [group | {"name": "p", "role": "prefill"}, group | {"name": "d", "role": "decode"}, MODELS[0]]
-    found = tools.template(*options(*models), "--set", "config.split.handshake=nixl")
+    found = tools.template(*options(*models), "--set", "config.disagg.kv_connector=nixl")
     assert tools.invalid([d for d in found if d["kind"] not in CUSTOM]) == []
     (rule,) = [r for r in named(found, "NetworkPolicy", "p")["spec"]["ingress"] if _by_expressions(r)]
     selector = rule["from"][0]["podSelector"]
@@ -309,12 +309,16 @@ def _by_expressions(rule: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     ("split", "port"),
-    [({"handshake": "nixl"}, 0), ({"handshake": "mooncake"}, 8998), ({"handshake": "offloading", "port": 7000}, 7000)],
+    [
+        ({"kv_connector": "nixl"}, 0),
+        ({"kv_connector": "mooncake"}, 8998),
+        ({"kv_connector": "offloading", "port": 7000}, 7000),
+    ],
 )
 def test_routers_reach_whoever_is_asked_for_blocks(split: dict[str, Any], port: int) -> None:
     """On the port of the handshake, or the one that is set, both out of their own pods and into the engines'."""
     ports = [8998, 5710, *([port] if port == 7_000 else [])]
-    given = (f"networkPolicy.enginePorts={json.dumps([{'port': 8000}])}", f"config.split={json.dumps(split)}")
+    given = (f"networkPolicy.enginePorts={json.dumps([{'port': 8000}])}", f"config.disagg={json.dumps(split)}")
     words = [word for each in (*given, f"engines.networkPolicy.splitPorts={ports}") for word in ("--set-json", each)]
     found = tools.template(*options(MODELS[1] | {"role": "prefill"}), *words)
     engines, *_ = named(found, "NetworkPolicy", "warmroute")["spec"]["egress"]
@@ -327,7 +331,7 @@ def test_the_example_of_roles_is_a_fleet(tmp_path: Path) -> None:
     """Its routers split requests, its two Deployments serve one model and prefill or decode, and all that engines need
     for their handshake is there."""
     found = tools.template("--values", str(tools.CHART / "examples" / "engines" / "split.yaml"))
-    assert tools.settings_of(found, tmp_path).split.handshake == "nixl"
+    assert tools.settings_of(found, tmp_path).disagg.kv_connector == "nixl"
     roles = {}
     for name in ("llama-prefill", "llama-decode"):
         pod = named(found, "Deployment", name)["spec"]["template"]
@@ -344,11 +348,11 @@ def test_roles_that_make_no_sense_are_refused() -> None:
     """SGLang's servers of a role without their handshake would refuse every request, and a port that the engines'
     policies keep closed would let nobody prefill."""
     half = MODELS[2] | {"role": "decode"}
-    assert "config.split.handshake: sglang is needed for the role of 'qwen'" in refused(half)
-    assert "config.split.handshake: one of vllm's is needed for the role of 'llama'" in refused(
+    assert "config.disagg.kv_connector: sglang is needed for the role of 'qwen'" in refused(half)
+    assert "config.disagg.kv_connector: one of vllm's is needed for the role of 'llama'" in refused(
         MODELS[1] | {"role": "prefill"}
     )
-    words = ("--set", "config.split.handshake=sglang", "--set", "config.split.port=9000")
+    words = ("--set", "config.disagg.kv_connector=sglang", "--set", "config.disagg.port=9000")
     done = tools.helm("template", tools.RELEASE, tools.CHART, *options(half), *words)
     assert done.returncode != 0
     assert "engines.networkPolicy.splitPorts must name 9000" in " ".join(done.stderr.split())
@@ -359,7 +363,7 @@ def test_engines_that_nobody_gave_a_role_are_warned_of() -> None:
     words = ("install", tools.RELEASE, tools.CHART, "--namespace", tools.NAMESPACE, "--dry-run=client")
     for role, warned in ((None, True), ("both", False)):
         model = MODELS[1] | ({"role": role} if role else {})
-        done = tools.helm(*words, *options(model), "--set", "config.split.handshake=nixl")
+        done = tools.helm(*words, *options(model), "--set", "config.disagg.kv_connector=nixl")
         assert done.returncode == 0, done.stderr
         assert ("no entry of engines.models has a role" in done.stdout) is warned
     assert "has a role" not in tools.helm(*words, *options(MODELS[1])).stdout

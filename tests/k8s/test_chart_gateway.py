@@ -11,7 +11,7 @@ from router.ingress.gateway_rules import FORGEABLE, PASSED_PATHS, PROMPT_PATHS, 
 from tests.k8s.tools import NAMESPACE, RELEASE, by_name, only, picker, template
 
 SECRET = "keys"
-POOL = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
+POOL = ("--set", "image.repository=registry.example.com/warmroute,mode=extproc,pool.matchLabels.app=vllm")
 WITH_KEYS = f"apiKeys.existingSecret={SECRET}"
 
 

@@ -106,7 +106,7 @@ def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], sec
     assert {port["port"] for port in names["ports"]} == {53}
     expected = {443, 6443, 8443, 16443} if settings.discovery.source == "kubernetes" else set()
     expected |= {4318} if settings.tracing.endpoint else set()
-    expected |= {6379} if settings.shared.url else set()
+    expected |= {6379} if settings.peering.redis_url else set()
     assert {port["port"] for rule in others for port in rule["ports"]} == expected
 
 

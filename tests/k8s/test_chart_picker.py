@@ -34,7 +34,7 @@ from tests.k8s.tools import (
     template,
 )
 
-NEEDED = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
+NEEDED = ("--set", "image.repository=registry.example.com/warmroute,mode=extproc,pool.matchLabels.app=vllm")
 CUSTOM = {"gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1"}
 CUSTOM |= {"gateway.envoyproxy.io/v1alpha1", "networking.istio.io/v1alpha3"}
 FORGEABLE = list(gateway_rules.FORGEABLE)
@@ -158,7 +158,7 @@ def test_engines_of_the_release_are_the_pool(tmp_path: Path) -> None:
     model = {"name": "sim", "engine": "simulated", "image": "registry.example.com/warmroute:0.1.0-demo"}
     peer = {"podSelector": {"matchLabels": {"app": "gateway"}}}
     engines = {"enabled": True, "models": [model], "networkPolicy": {"gateways": [peer]}}
-    file.write_text(yaml.safe_dump({"engines": engines, "face": "picker"}))
+    file.write_text(yaml.safe_dump({"engines": engines, "mode": "extproc"}))
     found = template("--values", file, "--set", "image.repository=registry.example.com/warmroute")
     labels = only(found, "InferencePool")["spec"]["selector"]["matchLabels"]
     pods = [d["spec"]["template"]["metadata"]["labels"] for d in found if d["kind"] == "Deployment"]
@@ -173,45 +173,45 @@ def test_engines_of_the_release_are_the_pool(tmp_path: Path) -> None:
 # The router's pods
 
 
-@pytest.mark.parametrize("face", ["picker", "both"])
-def test_ports_and_probes(face: str) -> None:
+@pytest.mark.parametrize("mode", ["extproc", "both"])
+def test_ports_and_probes(mode: str) -> None:
     """A picker has the two ports of gRPC and is probed on the one for health; beside clients both have theirs, and the
     main port is probed as ever."""
-    found = template(*NEEDED, "--set", f"face={face}")
+    found = template(*NEEDED, "--set", f"mode={mode}")
     (spec,) = (spec for spec in pod_specs(found) if spec["containers"][0]["name"] == "warmroute")
     (container,) = spec["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     grpc = {"ext-proc": 9002, "grpc-health": 9003, "admin": 8001}
-    assert ports == (grpc if face == "picker" else grpc | {"http": 8000})
-    if face == "picker":
+    assert ports == (grpc if mode == "extproc" else grpc | {"http": 8000})
+    if mode == "extproc":
         assert container["readinessProbe"]["grpc"] == {"port": 9003, "service": "readiness"}
         assert container["livenessProbe"]["grpc"] == {"port": 9003, "service": "liveness"}
     else:
         assert container["readinessProbe"]["httpGet"]["port"] == "http"
     names = {port["name"] for port in named(found, "Service")["spec"]["ports"]}
-    assert names == {"grpc-ext-proc", "grpc-health"} | ({"http"} if face == "both" else set())
-    assert [d["kind"] for d in found].count("Pod") == (face == "both")
+    assert names == {"grpc-ext-proc", "grpc-health"} | ({"http"} if mode == "both" else set())
+    assert [d["kind"] for d in found].count("Pod") == (mode == "both")
 
 
 def test_settings_of_a_picker(tmp_path: Path) -> None:
     """The face, an address that can be reached from outside the pod, and the Secret's certificate."""
     options = ("--set", "tls.existingSecret=cert,tls.clientCaKey=ca.crt,adminToken.existingSecret=token")
     settings = yaml.safe_load(settings_text(template(*NEEDED, *options)))
-    assert settings["listen"]["face"] == "picker"
-    assert settings["gateway"] == {
+    assert settings["listen"]["mode"] == "extproc"
+    assert settings["extproc"] == {
         "host": "0.0.0.0",
         "tls_certificate": "/etc/warmroute/secrets/tls.crt",
         "tls_key": "/etc/warmroute/secrets/tls.key",
         "tls_client_ca": "/etc/warmroute/secrets/tls-client-ca.crt",
     }
-    assert "face" not in settings_text(template(*NEEDED, "--set", "face=edge,pool.matchLabels=null"))
+    assert "mode" not in settings_text(template(*NEEDED, "--set", "mode=proxy,pool.matchLabels=null"))
 
 
 @pytest.mark.parametrize("name", PICKERS)
 def test_the_router_takes_the_settings(name: str, pickers: dict[str, list[Document]], secrets: Path) -> None:
     """What is rendered is a settings file that the router loads."""
     settings = msgspec.to_builtins(settings_of(pickers[name], secrets))
-    assert (settings["gateway"]["host"], settings["listen"]["face"]) == ("0.0.0.0", "picker")
+    assert (settings["extproc"]["host"], settings["listen"]["mode"]) == ("0.0.0.0", "extproc")
 
 
 @pytest.mark.promise(
@@ -322,67 +322,67 @@ def test_notes_of_a_picker(name: str, said: str) -> None:
 # What is refused
 
 REFUSED = {
-    "labels that nobody gave": ("face: picker", "pool.matchLabels is needed: labels of the engines' pods"),
-    "no such face": ("face: gateway", "at '/face': value must be one of"),
+    "labels that nobody gave": ("mode: extproc", "pool.matchLabels is needed: labels of the engines' pods"),
+    "no such mode": ("mode: gateway", "at '/mode': value must be one of"),
     "nine ports": ("pool: {targetPorts: [1, 2, 3, 4, 5, 6, 7, 8, 9]}", "at '/pool/targetPorts': maxItems"),
     "a failure mode in small letters": (
         "pool: {failureMode: failOpen}",
         "at '/pool/failureMode': value must be one of",
     ),
     "an open door": (
-        "{face: picker, pool: {matchLabels: {app: v}, failureMode: FailOpen}, apiKeys: {existingSecret: a}}",
+        "{mode: extproc, pool: {matchLabels: {app: v}, failureMode: FailOpen}, apiKeys: {existingSecret: a}}",
         "set FailClose, or pool.failOpenWithoutKeys",
     ),
     "workers": (
-        "{face: picker, pool: {matchLabels: {app: vllm}}, config: {listen: {workers: 2}}}",
+        "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {listen: {workers: 2}}}",
         "config.listen.workers: a picker is one process",
     ),
     "a pool beside pools": (
-        "{face: picker, pool: {matchLabels: {app: vllm}}, config: {discovery: {pools: [a]}}}",
+        "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {pools: [a]}}}",
         "pool.create: set it to false beside config.discovery.pools",
     ),
     "a selector beside a pool": (
-        "{face: picker, pool: {matchLabels: {app: vllm}}, config: {discovery: {selector: app=vllm}}}",
+        "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {selector: app=vllm}}}",
         "config.discovery.selector: pool.matchLabels says which pods",
     ),
     "a pool elsewhere": (
-        "{face: picker, pool: {matchLabels: {app: vllm}}, config: {discovery: {namespaces: [a]}}}",
+        "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {namespaces: [a]}}}",
         "a pool selects pods of its own namespace only",
     ),
     "pools behind a closed network": (
         "config: {discovery: {pools: [a]}}",
         "networkPolicy.engines is needed: the chart does not know the labels",
     ),
-    "an Envoy without a picker": ("envoy: {enabled: true}", "envoy.enabled needs face picker or both"),
+    "an Envoy without a picker": ("envoy: {enabled: true}", "envoy.enabled needs mode extproc or both"),
     "an Envoy and TLS": (
-        "{face: picker, pool: {matchLabels: {app: v}}, envoy: {enabled: true}, tls: {existingSecret: a}}",
+        "{mode: extproc, pool: {matchLabels: {app: v}}, envoy: {enabled: true}, tls: {existingSecret: a}}",
         "tls.existingSecret: this Envoy asks the picker in plain text",
     ),
     "ports that only a pool could tell": (
-        "{face: picker, pool: {create: false, matchLabels: {app: v}, targetPorts: [1, 2]}, envoy: {enabled: true}}",
+        "{mode: extproc, pool: {create: false, matchLabels: {app: v}, targetPorts: [1, 2]}, envoy: {enabled: true}}",
         "pool.targetPorts: several ports need an InferencePool",
     ),
     "a way in to nowhere": (
-        "{face: picker, pool: {matchLabels: {app: v}}, ingress: {enabled: true, hosts: [a]}}",
+        "{mode: extproc, pool: {matchLabels: {app: v}}, ingress: {enabled: true, hosts: [a]}}",
         "ingress.enabled: a picker takes no requests of clients",
     ),
     "metrics on a port that is not there": (
-        "{face: picker, pool: {matchLabels: {app: v}}, monitor: {enabled: true}}",
+        "{mode: extproc, pool: {matchLabels: {app: v}}, monitor: {enabled: true}}",
         "adminToken.existingSecret is needed: a picker has no main port",
     ),
     "one port twice": (
-        "{face: both, pool: {matchLabels: {app: v}}, config: {listen: {port: 9002}}}",
+        "{mode: both, pool: {matchLabels: {app: v}}, config: {listen: {port: 9002}}}",
         "must be fixed, and four",
     ),
     "engines that no gateway reaches": (
-        "{face: picker, engines: {enabled: true, models: [{name: a, engine: vllm, model: /m}]}}",
+        "{mode: extproc, engines: {enabled: true, models: [{name: a, engine: vllm, model: /m}]}}",
         "engines.networkPolicy.gateways is needed",
     ),
     "engines at another port": (
-        "{face: picker, engines: {enabled: true, models: [{name: a, engine: sglang, model: /m}]}}",
+        "{mode: extproc, engines: {enabled: true, models: [{name: a, engine: sglang, model: /m}]}}",
         "pool.targetPorts must have 30000, where the engines of a listen",
     ),
-    "a face past the chart": ("extraArgs: [--face=picker]", "would go past the chart"),
+    "a mode past the chart": ("extraArgs: [--mode=extproc]", "would go past the chart"),
 }
 
 

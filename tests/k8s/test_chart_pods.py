@@ -287,7 +287,7 @@ def test_memory_follows_the_settings(secrets: Path) -> None:
     more = f"{sizes},config.admission.queue_bytes_max={queue},config.listen.workers=2"
     more += f",config.events.index_bytes_max={events}"
     for bodies, held in ((100 << 20, 150), (200 << 20, 200)):
-        flags = f"{more},config.limits.bodies_bytes_max={bodies}"
+        flags = f"{more},config.limits.total_body_bytes_max={bodies}"
         spec = only(template("--values", example("vllm"), "--set", flags), "Deployment")["spec"]["template"]["spec"]
         resources = spec["containers"][0]["resources"]
         assert resources["requests"] == {"cpu": "1500m", "memory": f"{128 + 3 * 64 + 1280 + 64}Mi"}

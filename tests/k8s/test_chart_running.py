@@ -25,7 +25,7 @@ VALUES: dict[str, Any] = {
     "config": {
         "discovery": {"source": "static"},
         "replicas": ["http://127.0.0.1:9"],
-        "listen": {"files_interval_s": 0.05},
+        "listen": {"file_watch_interval_s": 0.05},
     },
     "networkPolicy": {"engines": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
     "apiKeys": {"existingSecret": "keys"},
@@ -37,7 +37,7 @@ VALUES: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "more"},
-            "data": {"WARMROUTE_OBSERVATORY_GRAFANA_URL": GRAFANA},
+            "data": {"WARMROUTE_INSIGHTS_GRAFANA_URL": GRAFANA},
         }
     ],
 }

@@ -20,17 +20,17 @@ from tests.k8s.tools import (
     template,
 )
 
-SHARED = "config.shared.url=rediss://valkey.stores:6380"
+SHARED = "config.peering.redis_url=rediss://valkey.stores:6380"
 
 
 def test_routers_are_told_of_the_store_and_of_each_other(secrets: Path) -> None:
     """The URL of the values, or a file of a Secret; and how many routers there are, with an autoscaler how many at
     least. Without a store nothing is said of one."""
-    shared = settings_of(template(*NEEDED_OPTIONS, "--set", f"{SHARED},replicaCount=5"), secrets).shared
-    assert (shared.url, shared.routers_assumed, shared.router) == ("rediss://valkey.stores:6380", 5, "")
+    shared = settings_of(template(*NEEDED_OPTIONS, "--set", f"{SHARED},replicaCount=5"), secrets).peering
+    assert (shared.redis_url, shared.expected_routers, shared.router_id) == ("rediss://valkey.stores:6380", 5, "")
     more = "autoscaling.enabled=true,autoscaling.minReplicas=3"
-    assert settings_of(template(*NEEDED_OPTIONS, "--set", f"{SHARED},{more}"), secrets).shared.routers_assumed == 3
-    text = settings_text(template(*NEEDED_OPTIONS, "--set", "shared.existingSecret=s,shared.caKey=ca.crt"))
+    assert settings_of(template(*NEEDED_OPTIONS, "--set", f"{SHARED},{more}"), secrets).peering.expected_routers == 3
+    text = settings_text(template(*NEEDED_OPTIONS, "--set", "peering.existingSecret=s,peering.caKey=ca.crt"))
     assert "url_file" in text
     assert "tls_ca" in text
     assert "shared" not in settings_text(template(*NEEDED_OPTIONS))
@@ -38,7 +38,7 @@ def test_routers_are_told_of_the_store_and_of_each_other(secrets: Path) -> None:
 
 def test_secrets_of_the_store_are_files() -> None:
     """Each key that is named is mounted, and no other."""
-    keys = "shared.existingSecret=s,shared.urlKey=,shared.passwordKey=pw,shared.caKey=ca,shared.certificateKey=pem"
+    keys = "peering.existingSecret=s,peering.urlKey=,peering.passwordKey=pw,peering.caKey=ca,peering.certificateKey=pem"
     found = template(*NEEDED_OPTIONS, "--set", f"{SHARED},{keys}")
     volumes = only(found, "Deployment")["spec"]["template"]["spec"]["volumes"]
     (projected,) = (volume["projected"] for volume in volumes if "projected" in volume)
@@ -51,9 +51,9 @@ def test_secrets_of_the_store_are_files() -> None:
 def test_a_password_in_the_values_is_refused() -> None:
     """A pod's annotations are for all to read; and one thing is said once."""
     for values, said in (
-        ("config.shared.url=redis://:pw@h", "has a password"),
-        ("config.shared.password=pw", "has a password"),
-        (f"{SHARED},shared.existingSecret=s", "say the same thing"),
+        ("config.peering.redis_url=redis://:pw@h", "has a password"),
+        ("config.peering.password=pw", "has a password"),
+        (f"{SHARED},peering.existingSecret=s", "say the same thing"),
     ):
         done = helm("template", RELEASE, CHART, "--namespace", NAMESPACE, *NEEDED_OPTIONS, "--set", values)
         assert done.returncode

@@ -53,7 +53,7 @@ def refused(config: Path) -> str:
         (),
         ("--set", "pool.failureMode=FailClose,envoy.pickerTimeout=0.5s,envoy.bindAddress=::"),
         ("--set", "pool.create=true", "--set-json", "pool.targetPorts=[8000,8001]"),
-        ("--set", "config.gateway.port=19002", "--set", "config.limits.body_bytes_max=1048576"),
+        ("--set", "config.extproc.port=19002", "--set", "config.limits.body_bytes_max=1048576"),
     ],
 )
 def test_envoy_takes_the_configuration(options: tuple[str, ...], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def test_whoever_is_killed_comes_back_with_what_was_accepted(tmp_path: Pat
     later = Keyring(tmp_path / "..", acme={})  # any other keys
     accepted = ring.file.read_text()
     settings = {"auth__keys_file": str(ring.file), "auth__secret": SECRET, "admin__token": ADMIN}
-    async with command(engine, listen__files_interval_s="0", **settings) as app:
+    async with command(engine, listen__file_watch_interval_s="0", **settings) as app:
         for broken in (False, True):
             ring.file.write_text("- {" if broken else later.file.read_text())
             if broken:
@@ -91,7 +91,11 @@ async def test_certificates_and_tokens_are_those_accepted(tmp_path: Path, engine
     token.write_text(ADMIN)
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    settings = {"listen__tls_certificate": str(pem), "admin__token_file": str(token), "listen__files_interval_s": "0"}
+    settings = {
+        "listen__tls_certificate": str(pem),
+        "admin__token_file": str(token),
+        "listen__file_watch_interval_s": "0",
+    }
     async with command(engine, tls=context, **settings) as app:
         pem.unlink()
         token.write_text("another-token-of-somebody")

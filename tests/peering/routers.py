@@ -27,6 +27,8 @@ def whole(app: RouterServer) -> bool:
 async def several(count: int, url: str, *engines: FakeEngine, **settings: Any) -> AsyncIterator[list[RouterServer]]:
     """So many routers before these engines; all hear each other when the block begins."""
     async with AsyncExitStack() as stack:
-        apps = [await stack.enter_async_context(running(*engines, shared__url=url, **settings)) for _ in range(count)]
+        apps = [
+            await stack.enter_async_context(running(*engines, peering__redis_url=url, **settings)) for _ in range(count)
+        ]
         await until(lambda: all(routers_of(app) == count and whole(app) for app in apps))
         yield apps

@@ -65,7 +65,7 @@ async def test_a_cold_prefix_is_computed_as_seldom_as_through_one_router(client:
     async with AsyncExitStack() as stack:
         engines = await stack.enter_async_context(Engines(EngineSettings(replicas=REPLICAS, port=0)))
         store = await stack.enter_async_context(StoreServer())
-        started = [command(*engines.urls, workers=1, shared__url=store.url) for _ in range(ROUTERS)]
+        started = [command(*engines.urls, workers=1, peering__redis_url=store.url) for _ in range(ROUTERS)]
         routers = await asyncio.gather(*(stack.enter_async_context(each) for each in started))
         await _all_hear_all(client, routers)
         urls = [router.url for router in routers]

@@ -35,8 +35,8 @@ async def test_workers_share_through_their_hub(client: ClientSession, engine: Fa
     is back with all of them, since the store has kept them."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(StoreServer())
-        many = await stack.enter_async_context(command(engine, other, shared__url=server.url))
-        one = await stack.enter_async_context(running(engine, other, shared__url=server.url))
+        many = await stack.enter_async_context(command(engine, other, peering__redis_url=server.url))
+        one = await stack.enter_async_context(running(engine, other, peering__redis_url=server.url))
         await until(lambda: routers_of(one) == 2)
 
         async def asked(url: str, **body: Any) -> FakeEngine:
@@ -92,9 +92,9 @@ async def test_sighup_moves_a_router_to_another_store(
     """`kill -HUP` with another store in the URL's file: the command is there at once, with and without a hub of its
     own."""
     file = tmp_path / "url"
-    async with StoreServer() as old, StoreServer() as new, running(engine, shared__url=new.url) as app:
+    async with StoreServer() as old, StoreServer() as new, running(engine, peering__redis_url=new.url) as app:
         file.write_text(old.url)
-        quiet = {"listen__files_interval_s": "0", "shared__url_file": str(file)}
+        quiet = {"listen__file_watch_interval_s": "0", "peering__redis_url_file": str(file)}
         async with command(engine, workers=workers, **quiet) as router:
             async with asyncio.timeout(60):
                 while not (await sharing_of(client, router.admin_url))["whole"]:
@@ -110,17 +110,17 @@ async def test_sighup_moves_a_router_to_another_store(
 
 async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:
     """Both faces share: each hears the other."""
-    async with StoreServer() as server, running(engine, shared__url=server.url) as edge:
-        async with picking(engine, shared__url=server.url) as picker:
+    async with StoreServer() as server, running(engine, peering__redis_url=server.url) as edge:
+        async with picking(engine, peering__redis_url=server.url) as picker:
             await until(lambda: all(routers_of(app) == 2 and whole(app) for app in (edge, picker)))
 
 
 @pytest.mark.long
 async def test_a_router_that_is_killed_is_forgotten_and_comes_back(client: ClientSession, engine: FakeEngine) -> None:
     """`kill -9`: the others have forgotten it within a second or so and serve on; started again it hears them."""
-    async with StoreServer() as server, running(engine, shared__url=server.url) as app:
+    async with StoreServer() as server, running(engine, peering__redis_url=server.url) as app:
         for _ in range(2):
-            async with command(engine, workers=1, shared__url=server.url) as router:
+            async with command(engine, workers=1, peering__redis_url=server.url) as router:
                 await until(lambda: routers_of(app) == 2)
                 async with asyncio.timeout(60):
                     while not (await sharing_of(client, router.admin_url))["whole"]:

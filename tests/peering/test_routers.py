@@ -144,7 +144,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
     and it hears the others as soon as there is a store."""
     server = StoreServer()
     try:
-        async with running(engine, shared__url=server.url) as app:
+        async with running(engine, peering__redis_url=server.url) as app:
             async with client.post(app.url + CHAT, json=BODY) as response:
                 assert response.status == 200
             async with client.get(f"{app.admin_url}/admin/replicas") as response:

@@ -28,7 +28,12 @@ NUMBERS = range(24)
 @asynccontextmanager
 async def routing(url: str, *engines: str, name: str, **more: Any) -> AsyncIterator[RouterServer]:
     """A router that shares through this store."""
-    base = {"shared__url": url, "shared__router": name, "state__ready_within_s": 30.0, "probe__interval_s": 0.2}
+    base = {
+        "peering__redis_url": url,
+        "peering__router_id": name,
+        "snapshot__readiness_wait_s": 30.0,
+        "probe__interval_s": 0.2,
+    }
     async with RouterServer(fakes.settings(*engines, **(base | more))) as app:
         yield app
 
@@ -91,7 +96,7 @@ async def test_alone_nobody_is_waited_for() -> None:
 async def test_without_a_store_it_is_ready_within_the_budget() -> None:
     """A store that is not there holds nobody back for longer than the setting says."""
     async with fakes.FakeEngine() as engine, ClientSession() as client:
-        async with routing("redis://127.0.0.1:1", engine.url, name="one", state__ready_within_s=0.3) as app:
+        async with routing("redis://127.0.0.1:1", engine.url, name="one", snapshot__readiness_wait_s=0.3) as app:
             await ready(client, app)
 
 

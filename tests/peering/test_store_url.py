@@ -76,16 +76,16 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     settings."""
     file = tmp_path / "url"
     file.write_text("redis://:s3cret@h\n")
-    assert load(overrides={"shared.url_file": str(file)}).shared.url_file
+    assert load(overrides={"peering.redis_url_file": str(file)}).peering.redis_url_file
     for settings, said in (
-        ({"shared.url": "redis://:s3cret@h/x"}, "'shared.url'"),
-        ({"shared.url": "redis://h", "shared.url_file": str(file)}, "give one of them"),
-        ({"shared.url": "redis://h", "shared.tls_ca": str(file)}, "'shared.tls_ca'"),
-        ({"shared.url": "redis://h", "shared.name": "a b"}, "'shared.name'"),
-        ({"shared.url": "redis://h", "shared.router": "a b"}, "'shared.router'"),
-        ({"shared.url": "redis://h", "shared.timeout_s": 5}, "over 0, at most 0.5 is expected"),
-        ({"shared.url": "redis://127.0.0.1:0"}, "has the port 0"),
-        ({"shared.url_file": str(tmp_path / "none")}, "'shared.url_file'"),
+        ({"peering.redis_url": "redis://:s3cret@h/x"}, "'peering.redis_url'"),
+        ({"peering.redis_url": "redis://h", "peering.redis_url_file": str(file)}, "give one of them"),
+        ({"peering.redis_url": "redis://h", "peering.tls_ca": str(file)}, "'peering.tls_ca'"),
+        ({"peering.redis_url": "redis://h", "peering.fleet": "a b"}, "'peering.fleet'"),
+        ({"peering.redis_url": "redis://h", "peering.router_id": "a b"}, "'peering.router_id'"),
+        ({"peering.redis_url": "redis://h", "peering.timeout_s": 5}, "over 0, at most 0.5 is expected"),
+        ({"peering.redis_url": "redis://127.0.0.1:0"}, "has the port 0"),
+        ({"peering.redis_url_file": str(tmp_path / "none")}, "'peering.redis_url_file'"),
     ):
         with pytest.raises(SettingsError) as refused:
             load(overrides=settings)
@@ -103,8 +103,8 @@ def test_what_is_for_a_store_needs_one(tmp_path: Path, name: str) -> None:
     if name.startswith("tls"):
         trustme.CA().issue_cert("router").private_key_and_cert_chain_pem.write_to_path(value)
     with pytest.raises(SettingsError) as refused:
-        load(overrides={f"shared.{name}": value})
-    assert str(refused.value) == f"'shared.{name}': needs 'shared.url' or 'shared.url_file' too"
+        load(overrides={f"peering.{name}": value})
+    assert str(refused.value) == f"'peering.{name}': needs 'peering.redis_url' or 'peering.redis_url_file' too"
 
 
 def test_what_shares_nothing_imports_nothing() -> None:

@@ -90,8 +90,8 @@ async def test_the_same_address_with_other_models_is_another_replica(engine: Fak
     """Two clusters have the same names of services. A router that asks for no replica in common hears all."""
     async with (
         StoreServer() as server,
-        running(engine, shared__url=server.url) as app,
-        running(engine, shared__url=server.url, shared__replicas_in_common=False) as second,
+        running(engine, peering__redis_url=server.url) as app,
+        running(engine, peering__redis_url=server.url, peering__replicas_in_common=False) as second,
         linked(server.url, "c", fleet="fleet", before=serving(engine.url, "u")) as c,
     ):
         c.served = [(engine.url, "another")]

@@ -40,7 +40,7 @@ async def test_another_url_moves_routers_at_once(tmp_path: Path, engine: FakeEng
     """Routers whose URL's file names another store go there when they have read it again: they hear each other there,
     none has been alone or has failed, and nobody hears the old store any more. What the new one has kept for long is
     known, and what a router has made at the old one is written to it."""
-    file, settings = tmp_path / "url", {"shared__url_file": str(tmp_path / "url")}
+    file, settings = tmp_path / "url", {"peering__redis_url_file": str(tmp_path / "url")}
     async with StoreServer() as old, StoreServer() as new:
         file.write_text(old.url)
         async with (
@@ -77,7 +77,7 @@ async def test_another_password_is_shown_at_once(tmp_path: Path, engine: FakeEng
         await server.ask("ACL", "SETUSER", "r", "on", ">one", ">two", "&*", "~*", "+@all")
         file.write_text("one")
         url = f"redis://r@127.0.0.1:{server.port}"
-        settings = {"shared__url": url, "shared__password_file": str(file)}
+        settings = {"peering__redis_url": url, "peering__password_file": str(file)}
         async with running(tmp_path / "settings", engine, **settings) as router:
             its = link_of(router.app)
             await until(lambda: its.connected)
@@ -98,12 +98,12 @@ async def test_a_reload_that_moves_nothing_interrupts_nothing(tmp_path: Path, en
     file = tmp_path / "url"
     async with StoreServer() as server:
         file.write_text(server.url)
-        async with running(tmp_path / "settings", engine, shared__url_file=str(file)) as router:
+        async with running(tmp_path / "settings", engine, peering__redis_url_file=str(file)) as router:
             its = link_of(router.app)
             await until(lambda: its.connected)
             before = its._session
             file.write_text(f"{server.url}\n" if says == "the same" else "redis://nonsense:port")
-            await router.set(engine, shared__url_file=str(file), listen__keepalive_s=7.0)
+            await router.set(engine, peering__redis_url_file=str(file), listen__keepalive_s=7.0)
             assert (router.reloader.settings.listen.keepalive_s == 7.0) is (says == "the same")
             heard = its.counts["heard"]
             await until(lambda: its.counts["heard"] > heard + 1)
@@ -115,7 +115,7 @@ async def test_a_store_that_was_never_there_is_left_for_one_that_is(tmp_path: Pa
     file = tmp_path / "url"
     async with StoreServer() as server:
         file.write_text("redis://127.0.0.1:1")
-        async with running(tmp_path / "settings", engine, shared__url_file=str(file)) as router:
+        async with running(tmp_path / "settings", engine, peering__redis_url_file=str(file)) as router:
             its = link_of(router.app)
             await until(lambda: its.failures["unreachable"])
             file.write_text(server.url)
@@ -127,7 +127,7 @@ async def test_a_session_that_is_lost_and_back_leaves_no_reason(tmp_path: Path, 
     """A connection that the store ends is replaced before the router counts as alone: the page says that it is whole,
     and nothing of why it might not be."""
     async with StoreServer() as server:
-        async with running(tmp_path / "settings", engine, shared__url=server.url) as router:
+        async with running(tmp_path / "settings", engine, peering__redis_url=server.url) as router:
             its = link_of(router.app)
             await until(lambda: its.connected)
             await server.ask("CLIENT", "KILL", "TYPE", "pubsub")

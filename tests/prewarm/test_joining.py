@@ -35,7 +35,9 @@ def file_of(folder: Path, *bodies: dict[str, Any]) -> str:
 async def joining(source: Told, *engines: FakeEngine, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that has the first of these, and is told of the others when it is ready."""
     first, *others = engines
-    async with RouterServer(settings(**{"prewarm__hold_ready": True, "probe__interval_s": 0.02} | overrides)) as app:
+    async with RouterServer(
+        settings(**{"prewarm__block_readiness": True, "probe__interval_s": 0.02} | overrides)
+    ) as app:
         source.say(Replica(first.url, "1"))
         await until(app.router.fleet.ready)
         await until(lambda: not jobs(app))
@@ -107,7 +109,7 @@ async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tm
         engine.script.append(mute)
         new.script.append(mute)
         async with RouterServer(
-            settings(prewarm__hold_ready=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))
+            settings(prewarm__block_readiness=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))
         ) as app:
             told.say()
             await app.hub.discovered.wait()
@@ -212,7 +214,7 @@ async def test_those_that_were_there_are_not_held(engine: FakeEngine, other: Fak
     listen when it came is held when it does."""
     await other.stop()
     file = file_of(tmp_path, chat("a"))
-    options = {"prewarm__hold_ready": True, "prewarm__prefixes_file": file, "probe__interval_s": 0.02}
+    options = {"prewarm__block_readiness": True, "prewarm__prefixes_file": file, "probe__interval_s": 0.02}
     engine.script.append(mute)
     third = FakeEngine(script=deque([mute]))
     async with third, running(engine, third, other, **options) as app:
@@ -236,7 +238,7 @@ async def test_without_prompts_nobody_waits(told: Told, engine: FakeEngine, tmp_
     warming at all."""
     file = file_of(tmp_path, chat("a"))
     async with FakeEngine() as new:
-        async with RouterServer(settings(prewarm__hold_ready=True, prewarm__prefixes_file=file)) as app:
+        async with RouterServer(settings(prewarm__block_readiness=True, prewarm__prefixes_file=file)) as app:
             await asyncio.to_thread(Path(file).unlink)
             told.say(Replica(engine.url))
             await until(app.router.fleet.ready)
@@ -309,7 +311,7 @@ async def test_ranks(client: ClientSession, engine: FakeEngine) -> None:
 async def test_with_two_workers(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """The hub warms, whoever serves: the first request of either worker is predicted to be a hit."""
     file = file_of(tmp_path, chat("a"))
-    async with command(engine, prewarm__prefixes_file=file, prewarm__hold_ready="true") as router:
+    async with command(engine, prewarm__prefixes_file=file, prewarm__block_readiness="true") as router:
         await until(lambda: router.said("replica is warm"))
         assert (await ask(client, router.url, chat("b")))[1] > 0
         assert [json.loads(seen.body)["max_tokens"] for seen in engine.seen] == [1, 4]

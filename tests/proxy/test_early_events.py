@@ -128,7 +128,7 @@ async def test_a_stream_that_is_nothing_but_a_role_is_whole() -> None:
 async def test_early_events_are_no_beginning() -> None:
     """The prefill has ended, and nothing comes behind the early events: the stream is tried again at the time in which
     it should have begun."""
-    async with pair(pulls__stall_s=0.05, upstream__first_byte_timeout_s=600.0) as (_, decode, edge, placer):
+    async with pair(p2p__timeout_s=0.05, upstream__first_byte_timeout_s=600.0) as (_, decode, edge, placer):
         decode.script.append(early_then(lambda _: None))
         async with asyncio.timeout(60):
             assert await asked(edge) == (200, b"".join(response_events()))

@@ -325,7 +325,7 @@ async def test_answers_that_do_not_stream(client: ClientSession) -> None:
             wire.transport.close()
 
         async with RawEngine(play) as engine:
-            async with running(engine.url, limits__held_answer_bytes_max=10_000) as app:
+            async with running(engine.url, limits__buffered_response_bytes_max=10_000) as app:
                 async with client.post(app.url + "/v1/embeddings", json={"model": "m", "input": "x"}) as response:
                     assert response.status == status
                     if status == 502:

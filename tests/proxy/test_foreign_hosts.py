@@ -9,7 +9,7 @@ import time
 import pytest
 
 from loadtest.fake_engine.disagg_http import Moment
-from router.config.schema import SplitSettings
+from router.config.schema import DisaggSettings
 from router.core.dialects.own_hosts import ForeignHost
 from router.core.types.disagg_types import KvConnector, PrefillStage, Role
 from router.core.types.placements import EndReason
@@ -61,7 +61,7 @@ async def test_a_decode_leg_goes_to_no_foreign_host(stream: bool, caplog: pytest
 
 async def test_a_host_that_is_listed_is_none() -> None:
     """A replica behind a proxy names its own address."""
-    async with fleet(KvConnector.NIXL, split__hosts=("10.0.0.0/8", METADATA)) as it:
+    async with fleet(KvConnector.NIXL, disagg__hosts=("10.0.0.0/8", METADATA)) as it:
         it.engines.links[0].host = METADATA
         came = _legs(it)
         assert (await ask(it.edge.url))[0] == 200
@@ -72,7 +72,7 @@ async def test_a_host_that_is_listed_is_none() -> None:
 async def test_a_pods_addresses_are_its_own() -> None:
     """Discovery's word on them comes to whoever looks at answers."""
     said: list[tuple[str, KvConnector | None, str]] = []
-    prober = KvConnectorProber(lambda *told: said.append(told), SplitSettings("nixl"))
+    prober = KvConnectorProber(lambda *told: said.append(told), DisaggSettings("nixl"))
     await prober.watch(Replica("http://10.0.0.1:8000", hosts=("10.0.0.1", "fd00::1")))
     await prober.close()
     assert said == [("http://10.0.0.1:8000", KvConnector.NIXL, "10.0.0.1,fd00::1")]

@@ -157,7 +157,7 @@ async def test_what_was_not_computed_has_no_place(client: ClientSession, engine:
 
 async def test_places_without_an_observatory(client: ClientSession, engine: FakeEngine) -> None:
     """Nobody explains misses: hits by the engine's count have their place, and all else is what nobody read."""
-    async with running(engine, observatory__enabled=False) as app:
+    async with running(engine, insights__enabled=False) as app:
         await ask(client, app, body(LONG[0], model="m"))
         metric = await sums(client, app.admin_url, "warmroute_token_fate_total", "fate")
     assert +metric == {"gpu_hit": 32, "unsupported": 68}

@@ -66,7 +66,7 @@ async def test_rolling_restart(client: ClientSession) -> None:
         first = EngineSettings(replicas=1, port=0, time_scale=SLOW)
         engines = [await stack.enter_async_context(Engines(first)) for _ in range(REPLICAS)]
         urls = [each.urls[0] for each in engines]
-        app = await stack.enter_async_context(running(*urls, upstream__hand_over_s=HAND_OVER_S))
+        app = await stack.enter_async_context(running(*urls, upstream__drain_migrate_after_s=HAND_OVER_S))
         requests = [long_request(number) for number in range(STREAMS + LATER * REPLICAS)]
         to_come = iter(requests)
         streams = [asyncio.create_task(asked(client, app, *next(to_come))) for _ in range(STREAMS)]
@@ -95,7 +95,7 @@ async def test_rolling_restart(client: ClientSession) -> None:
 
 async def test_begins_after_its_replica_leaves(client: ClientSession) -> None:
     """A stream that has said nothing when its replica's time is over is handed on once it has."""
-    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
         asked_for, may_begin = asyncio.Event(), asyncio.Event()
         queue = [Speaking(after=7, how="hang"), Speaking()]
 
@@ -121,7 +121,7 @@ async def test_begins_after_its_replica_leaves(client: ClientSession) -> None:
 async def test_hand_over(client: ClientSession) -> None:
     """The streams of a replica that is about to leave are handed on when its time is over, and blame nobody; those
     that cannot be continued stay."""
-    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
         body = body_of(CHAT)
         script(one, two, Speaking(after=7, how="hang"))
         asking = asyncio.create_task(asked(client, app, CHAT, body))
@@ -142,7 +142,7 @@ async def test_hand_over(client: ClientSession) -> None:
 
 async def test_rollout(client: ClientSession) -> None:
     """Two replicas are replaced one after the other while an answer is given: it is handed on twice, and whole."""
-    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
         body = body_of(CHAT)
         queue = [Speaking(after=7, how="hang"), Speaking(after=6, how="hang"), Speaking()]
 
@@ -167,7 +167,7 @@ async def test_rollout(client: ClientSession) -> None:
 async def test_drain(client: ClientSession) -> None:
     """A replica that is told to drain gets nothing new and hands its streams on; told otherwise, it is as before. An
     unknown one is 404."""
-    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
         page, body = f"{app.hub.admin_url}/admin/replicas/drain", body_of(CHAT)
         script(one, two, Speaking(after=7, how="hang"))
         asking = asyncio.create_task(asked(client, app, CHAT, body))
@@ -193,7 +193,7 @@ async def test_drain(client: ClientSession) -> None:
 
 async def test_back_in_time(client: ClientSession) -> None:
     """A replica that is ready again before its time is over keeps its streams."""
-    async with pair(upstream__hand_over_s=0.05) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.05) as (one, two, app):
         script(one, two, Speaking(after=7, how="hang"))
         asking = asyncio.create_task(asked(client, app, CHAT, body_of(CHAT)))
         async with asyncio.timeout(60):
@@ -213,7 +213,7 @@ async def test_back_in_time(client: ClientSession) -> None:
 async def test_offered_again(client: ClientSession, refusal: Reply) -> None:
     """A stream that nobody else takes at once, as all are full, or whose taker fails, is offered again: it was broken
     on purpose."""
-    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+    async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
         body = body_of(CHAT)
         queue = [Speaking(after=7, how="hang").reply(), refusal, Speaking().reply()]
 

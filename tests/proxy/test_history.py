@@ -82,9 +82,9 @@ async def test_tools_are_put_in_order_for_whom_it_is_wanted(
 ) -> None:
     """By the settings, unless the tenant's key says otherwise; in every dialect, long or short, and for isolated
     tenants; the engine gets the tools in order and every other byte as it came; what was done is counted."""
-    ring = Keyring(tmp_path, acme={}, own={"repairs": [CANONICAL]}, apart={"isolate": True})
+    ring = Keyring(tmp_path, acme={}, own={"normalize_tools": [CANONICAL]}, apart={"isolate": True})
     engine.owned_by = "vllm"
-    settings = {"observatory__repairs": (SORT,), "limits__offload_bytes_min": offload}
+    settings = {"insights__normalize_tools": (SORT,), "limits__offload_bytes_min": offload}
     body = BODIES[path] % SHUFFLED
     async with running(engine, **settings, **ring.settings) as app:
         for tenant, sent in (("acme", BODIES[path] % SORTED), ("own", body), ("apart", BODIES[path] % SORTED)):
@@ -102,11 +102,11 @@ async def test_a_key_may_want_none(client: ClientSession, tmp_path: Path, engine
     """An empty list in the keys file is an answer, too; paths without tools pass as they are."""
     ring = Keyring(tmp_path, acme={})
     with ring.file.open("a") as file:
-        file.write("  repairs: []\n")
-    async with running(engine, observatory__repairs=(SORT,), **ring.settings) as app:
+        file.write("  normalize_tools: []\n")
+    async with running(engine, insights__normalize_tools=(SORT,), **ring.settings) as app:
         await post(client, app.url + CHAT, BODIES[CHAT] % SHUFFLED, ring.of("acme"))
     assert engine.seen[-1].body == BODIES[CHAT] % SHUFFLED
-    async with running(engine, observatory__repairs=(SORT,)) as app:
+    async with running(engine, insights__normalize_tools=(SORT,)) as app:
         await post(client, app.url + CHAT, BODIES[CHAT] % SHUFFLED, {})
         assert engine.seen[-1].body == BODIES[CHAT] % SORTED
         prompt = b'{"model":"m","prompt":"x","tools":%b}' % SHUFFLED
@@ -114,14 +114,14 @@ async def test_a_key_may_want_none(client: ClientSession, tmp_path: Path, engine
     assert engine.seen[-1].body == prompt
 
 
-@pytest.mark.parametrize("repairs", [(SORT,), ()])
+@pytest.mark.parametrize("normalize_tools", [(SORT,), ()])
 async def test_what_is_hashed_is_what_is_sent(
     client: ClientSession, engine: FakeEngine, repairs: tuple[str, ...]
 ) -> None:
     """Two orders of the same tools are one prompt to the router where they are sorted, and only there: the second is
     predicted to be cached."""
     more = b'{"name":"c","description":"%b"}' % (b"x" * 4_000)
-    async with running(engine, observatory__repairs=repairs) as app:
+    async with running(engine, insights__normalize_tools=repairs) as app:
         for tools in (b"[" + more + b"," + ONE + b"]", b"[" + ONE + b"," + more + b"]"):
             _, headers, _ = await post(client, app.url + CHAT, BODIES[CHAT] % tools, {})
     assert (int(headers["x-warmroute-predicted-cached-tokens"]) > 0) == bool(repairs)
@@ -135,8 +135,8 @@ async def test_a_changed_history_is_refused_where_it_is_wanted(
     """With 409 in the dialect's error body, saying where and not what; clients are told not to try again, no replica
     hears of it, and whoever sees prompts is told not to remember it. Others are warned, or pass."""
     observer = Sees(appended=False, difference=difference())
-    ring = Keyring(tmp_path, strict={}, mild={"append_only": "warn"}, free={"append_only": "off"})
-    async with seen_by(observer, engine, observatory__append_only="reject", **ring.settings) as app:
+    ring = Keyring(tmp_path, strict={}, mild={"history_policy": "warn"}, free={"history_policy": "off"})
+    async with seen_by(observer, engine, insights__history_policy="reject", **ring.settings) as app:
         before = len(engine.seen)
         status, headers, answer = await post(client, app.url + path, BODIES[path] % b"[]", ring.of("strict"))
         assert (status, headers["x-should-retry"], len(engine.seen)) == (409, "false", before)
@@ -162,7 +162,7 @@ async def test_what_is_not_known_to_have_changed_passes(
     client: ClientSession, engine: FakeEngine, said: dict[str, Any]
 ) -> None:
     """A template that differs from that of other conversations, a conversation that was forgotten, a new one."""
-    async with seen_by(Sees(**said), engine, observatory__append_only="reject") as app:
+    async with seen_by(Sees(**said), engine, insights__history_policy="reject") as app:
         status, headers, _ = await post(client, app.url + CHAT, BODIES[CHAT] % b"[]", {})
     assert status == 200
     assert "x-warmroute-warning" not in headers
@@ -172,7 +172,7 @@ async def test_what_is_not_known_to_have_changed_passes(
 async def test_a_refusal_quotes_only_what_it_is_given(client: ClientSession, engine: FakeEngine) -> None:
     """Text is in the message where excerpts are in the difference, which they are only if wanted."""
     observer = Sees(appended=False, difference=difference(before="at 10:00", after="at 10:01"))
-    async with seen_by(observer, engine, observatory__append_only="reject") as app:
+    async with seen_by(observer, engine, insights__history_policy="reject") as app:
         *_, answer = await post(client, app.url + CHAT, BODIES[CHAT] % b"[]", {})
     assert "It was 'at 10:00' and is 'at 10:01'." in answer["error"]["message"]
 
@@ -186,7 +186,7 @@ async def test_a_refusal_quotes_no_other_tenant(
     engine.owned_by = "vllm"
     ring = Keyring(tmp_path, acme={}, spy={})
     question, rest = "Where is my order, and when will it come to me at last?", "And thank you for all of this. " * 20
-    wanted = {"observatory__append_only": "reject", "observatory__excerpts": "true", "auth__isolate": isolate}
+    wanted = {"insights__history_policy": "reject", "insights__excerpts": "true", "auth__isolate": isolate}
     async with running(engine, **wanted, **ring.settings) as app:
         for tenant, secret in (("acme", "CANARY"), ("spy", "a guess")):
             messages = [(question, "user"), (f"It is {secret}. {rest}", "assistant"), (rest, "user")]
@@ -208,7 +208,7 @@ async def test_a_path_makes_no_header_of_its_own(
     observer = Sees(appended=False, difference=found)
     records: list[RequestRecord] = []
     monkeypatch.setattr(logs, "log_requests", records.extend)
-    async with seen_by(observer, engine, observatory__append_only="warn") as app:
+    async with seen_by(observer, engine, insights__history_policy="warn") as app:
         _, headers, _ = await post(client, app.url + CHAT, BODIES[CHAT] % b"[]", {})
     warning = headers["x-warmroute-warning"]
     assert "Set-Cookie" not in headers
@@ -262,7 +262,7 @@ async def test_a_step_is_noted_and_not_passed_on(client: ClientSession, engine: 
 async def test_another_header_and_field_may_be_named(client: ClientSession, engine: FakeEngine) -> None:
     """By the settings; the default header is then one like any other."""
     observer = Sees()
-    async with seen_by(observer, engine, observatory__step_header="X-Step", observatory__step_field="step") as app:
+    async with seen_by(observer, engine, insights__step_header="X-Step", insights__step_field="step") as app:
         for headers, metadata in (
             ({"x-step": "a", "x-warmroute-step": "b"}, {}),
             ({}, {"step": "c", "agent_step": "d"}),

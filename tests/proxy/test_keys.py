@@ -278,7 +278,7 @@ async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp
     ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
     said = json.dumps('"usage":{"prompt_tokens":1,"completion_tokens":1}' * 5_000)
     usage = '{"prompt_tokens": 10, "completion_tokens": 3000}'
-    async with running(engine, limits__held_answer_bytes_max=4_096, **ring.settings) as app:
+    async with running(engine, limits__buffered_response_bytes_max=4_096, **ring.settings) as app:
         engine.script.append(status(200, f'{{"choices": [{{"message": {{"content": {said}}}}}], "usage": {usage}}}'))
         async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
             assert len(await response.read()) > len(said)

@@ -224,9 +224,9 @@ def differing(path: str, at: int) -> list[bytes]:
 async def test_nothing_is_told_of_what_differed(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Where prompts differ is told with excerpts off, on every page, in logs, warnings and refusals; what they said is
     not, whatever separators their words hold."""
-    ring = Keyring(tmp_path, acme={}, strict={"append_only": "reject"})
+    ring = Keyring(tmp_path, acme={}, strict={"history_policy": "reject"})
     told: list[str] = []
-    warned = {"observatory.append_only": "warn", "prewarm.templates": "4"}
+    warned = {"insights.history_policy": "warn", "prewarm.templates": "4"}
     async with command(engine, ring, **warned) as app:
         async with asyncio.timeout(60):
             while (await client.get(f"{app.url}/readyz")).status != 200:

@@ -248,7 +248,7 @@ async def test_blocks_that_do_not_come_are_computed(handshake: KvConnector) -> N
 async def test_a_prefill_that_is_gone_behind_its_answer_is_not_waited_for(handshake: KvConnector) -> None:
     """The prefill leg has ended well, and its blocks do not come: a stream goes on in one leg when they should have
     long been there, and not at the time in which any first byte must come."""
-    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, pulls__stall_s=0.05) as it:
+    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, p2p__timeout_s=0.05) as it:
 
         async def hangs() -> None:
             await asyncio.Event().wait()
@@ -269,7 +269,7 @@ async def test_a_prefill_that_is_gone_behind_its_answer_is_not_waited_for(handsh
 async def test_a_replica_that_dies_behind_its_prefill_is_not_waited_for(handshake: KvConnector, stream: bool) -> None:
     """The prefill leg has ended well, and its replica dies before the blocks have gone, of which the decoding engine
     hears nothing: the request goes on in one leg at once, whether it streams or not."""
-    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, pulls__stall_s=600.0) as it:
+    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, p2p__timeout_s=600.0) as it:
 
         async def hangs() -> None:
             await asyncio.Event().wait()
@@ -290,7 +290,7 @@ async def test_a_replica_that_dies_behind_its_prefill_is_not_waited_for(handshak
 
 async def test_an_answer_that_takes_long_outlives_the_replica_of_its_prefill() -> None:
     """Its blocks have long been there when that replica dies: it is not tried again."""
-    async with fleet(KvConnector.MOONCAKE, upstream__first_byte_timeout_s=600.0, pulls__stall_s=0.01) as it:
+    async with fleet(KvConnector.MOONCAKE, upstream__first_byte_timeout_s=600.0, p2p__timeout_s=0.01) as it:
         go_on = asyncio.Event()
 
         async def waits() -> None:

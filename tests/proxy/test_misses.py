@@ -239,7 +239,7 @@ async def test_what_was_refused_was_not_computed(client: ClientSession, engine: 
 
 async def test_without_an_observatory_nothing_is_said(client: ClientSession, engine: FakeEngine) -> None:
     """No header, no reasons on record, no cost."""
-    async with running(engine, observatory__enabled=False) as app:
+    async with running(engine, insights__enabled=False) as app:
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": LONG}]})
         async with client.post(app.url + CHAT, data=body) as response:
             assert MISS not in response.headers

@@ -48,7 +48,7 @@ async def test_answers_too_long_to_hold(client: ClientSession, engine: FakeEngin
     """An answer above the limit for holding is passed on as it comes, unchanged."""
     big = json.dumps({"data": "x" * 300_000})
     engine.script.append(status(200, big))
-    async with running(engine, limits__held_answer_bytes_max=1000) as app:
+    async with running(engine, limits__buffered_response_bytes_max=1000) as app:
         async with client.post(app.url + "/v1/embeddings", json={"model": "m", "input": "a"}) as response:
             assert await response.text() == big
         assert idle(app)

@@ -22,7 +22,7 @@ from tests.support.speaking import Speaking, chunks_of, said_in, whole
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 50 for a thousand random kills
 EXACT = {"x-warmroute-stream-failover": "exact"}
-IN_HALVES = {"split__handshake": "sglang"}
+IN_HALVES = {"disagg__kv_connector": "sglang"}
 USAGE = {"stream_options": {"include_usage": True}}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -76,7 +76,7 @@ async def metric(app: RouterServer, name: str) -> float:
 async def test_every_event(client: ClientSession, path: str) -> None:
     """Killed behind each event in turn, the client's stream is the unbroken one, under one name and without ids; the
     engines end with no request open."""
-    async with pair(limits__decisions_max=512) as (one, two, app):
+    async with pair(limits__recent_decisions_max=512) as (one, two, app):
         app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
         for number in range(KILLS):
             body = body_of(path, f"tell {number}")
@@ -209,7 +209,7 @@ async def _final(official: anthropic.AsyncAnthropic, body: dict[str, Any], heade
 async def test_not_asked(client: ClientSession) -> None:
     """Without a wish nothing is asked of engines, and a stream that breaks ends in an error; so does it where the
     settings forbid it, whatever the request wants, and where engines take no streams in one leg."""
-    for settings, headers in (({}, {}), ({"upstream__continue_streams": "off"}, EXACT), (IN_HALVES, EXACT)):
+    for settings, headers in (({}, {}), ({"upstream__stream_failover": "off"}, EXACT), (IN_HALVES, EXACT)):
         async with pair(**settings) as (one, two, app):
             script(one, two, Speaking(after=7))
             async with client.post(app.url + CHAT, json=body_of(CHAT), headers=headers) as response:
@@ -220,7 +220,7 @@ async def test_not_asked(client: ClientSession) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"upstream__continue_streams": "exact"}, {"upstream__continue_models": ("m=exact",)}]
+    "settings", [{"upstream__stream_failover": "exact"}, {"upstream__stream_failover_models": ("m=exact",)}]
 )
 async def test_by_settings(client: ClientSession, settings: dict[str, Any]) -> None:
     """All streams, or those of a model, are continued where the settings say so; a request may decline."""
@@ -289,7 +289,7 @@ async def test_nobody_else(client: ClientSession) -> None:
 async def test_servers_that_take_two_legs_alone_continue_nothing(client: ClientSession) -> None:
     """A stream goes on in one leg, and SGLang's servers that prefill or decode take none: whoever asks is told, and
     none of them is asked."""
-    async with pair(split__handshake="sglang") as (one, two, app):
+    async with pair(disagg__kv_connector="sglang") as (one, two, app):
         script(one, two, Speaking(after=7))
         async with client.post(app.url + CHAT, json=body_of(CHAT), headers=EXACT) as response:
             assert response.headers["x-warmroute-stream-failover-refused"] == "split"

@@ -21,7 +21,7 @@ ALPHABET = "Themrg picsn"  # letters of the beginning, and the space
 SYSTEM = "You are the assistant of a bank, and answer each question in one sentence. " * 8
 CANNED = "I am sorry, I cannot help with that. Is there anything else?"
 GO_ON = "No, thank you very much, this is all that I wanted to know."
-ALL: dict[str, Any] = {"observatory__compare_ms_per_s_max": 1_000}  # nothing is assumed to save time
+ALL: dict[str, Any] = {"insights__diff_budget_ms_per_s": 1_000}  # nothing is assumed to save time
 FILLER = " and there is more to be said of this." * 20
 GUESSED = 6  # letters of the secret that the loop is given time for
 _AT = re.compile(r"byte (\d+)|at_bytes=(\d+)")
@@ -71,7 +71,7 @@ class Spy:
 @pytest.mark.promise("A tenant learns of its own earlier prompts only, isolated or not.", "tenants")
 @pytest.mark.parametrize(
     ("allowed", "session"),
-    [({"append_only": "reject"}, ""), ({"append_only": "reject"}, "7"), ({"append_only": "warn"}, ""),
+    [({"history_policy": "reject"}, ""), ({"history_policy": "reject"}, "7"), ({"history_policy": "warn"}, ""),
      ({"receipts": True}, ""), ({"receipts": True}, "7")],
     ids=["reject", "reject, session", "warn", "receipts", "receipts, session"],
 )  # fmt: skip
@@ -98,7 +98,7 @@ async def test_a_tenants_own_history_is_still_compared(
 ) -> None:
     """Each tenant is held to what it said itself, though another said nearly the same: what it edits is refused, what
     it adds passes."""
-    ring = Keyring(tmp_path, acme={"append_only": "reject"}, beta={"append_only": "reject"})
+    ring = Keyring(tmp_path, acme={"history_policy": "reject"}, beta={"history_policy": "reject"})
     async with running(engine, **ring.settings) as app:
         acme, beta = (Spy(client, app.url, ring, tenant) for tenant in ("acme", "beta"))
         assert (await acme.ask(SECRET)).startswith("200")

@@ -81,7 +81,7 @@ async def asked(case: Case, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tu
     """A router before such an engine, and a client that has asked it. Of what is held, 100 bytes are."""
     path, body, lines, answer, pieces = case
     steps = Steps(answer, pieces)
-    settings = {"limits__held_answer_bytes_max": 100, "api__passthrough": (SPEECH, TEXT)}
+    settings = {"limits__buffered_response_bytes_max": 100, "api__passthrough": (SPEECH, TEXT)}
     async with steps.engine as engine, proxied(engine, monkeypatch, **settings) as app:
         client = await connect(app.url)
         client.ask(post(path, body, *filter(None, [lines])))

@@ -126,7 +126,7 @@ async def test_keys_need_the_body_read(client: ClientSession, engine: FakeEngine
 
 async def test_two_legs_need_the_body_read(client: ClientSession, engine: FakeEngine) -> None:
     """Their bodies are made of it, and what clients say of transfers is taken out. A byte order mark goes."""
-    async with running(engine, split__handshake="nixl") as app:
+    async with running(engine, disagg__kv_connector="nixl") as app:
         code, error = await error_of(client, app.url + CHAT, data=UNREAD["utf-16"])
         assert (code, error["code"]) == (400, "invalid_json")
         code, _ = await error_of(client, app.url + CHAT, data=b"\x28\xb5", headers={"x-body-compressed": "zstd"})

@@ -21,7 +21,7 @@ from tests.http.wire import Answered, Client, RawEngine, Wire, connect
 from tests.support.fakes import running
 
 HELD_BYTES_MAX = 2_000
-"""`limits.held_answer_bytes_max` here."""
+"""`limits.buffered_response_bytes_max` here."""
 WAIT_S = 60.0
 """The longest wait for a first piece: only a test that fails reaches it."""
 AUDIO = ("/v1/audio/speech", "/v1/audio/transcriptions")
@@ -124,7 +124,7 @@ class Bench:
     async def start(self, **settings: Any) -> Self:
         """Listen."""
         self.engine = await self._stack.enter_async_context(RawEngine(self.play))
-        settings = {"limits__held_answer_bytes_max": HELD_BYTES_MAX, **settings}
+        settings = {"limits__buffered_response_bytes_max": HELD_BYTES_MAX, **settings}
         self.app = await self._stack.enter_async_context(running(self.engine.url, **settings))
         return self
 

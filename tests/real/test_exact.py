@@ -366,7 +366,7 @@ async def test_exact_is_earned_after_a_late_join(
 async def test_what_was_stored_before_joining_is_told_again(
     replicas: list[Replica], folder: Path, figures: Figures
 ) -> None:
-    """With `events.announce`, one answer that held more than the events knew is enough to know the rest."""
+    """With `events.request_full_reports`, one answer that held more than the events knew is enough to know the rest."""
     short = replicas[0]
     short.buffer_steps = 3
     short.restart()
@@ -375,7 +375,7 @@ async def test_what_was_stored_before_joining_is_told_again(
         for number in range(8):  # more batches than a replay holds, behind the one that matters
             body = root if not number else {**root, "prompt": prose(f"beside {number}", 3 * BLOCK_TOKENS)}
             (await direct.post("/v1/completions", json=body)).raise_for_status()
-    options = ["--tokenizer", str(install.model_dir()), "--set", "events.announce=true"]
+    options = ["--tokenizer", str(install.model_dir()), "--set", "events.request_full_reports=true"]
     router = Router([short.url], folder, "router-announce", options)
     try:
         await asyncio.to_thread(router.wait_ready)

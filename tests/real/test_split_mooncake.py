@@ -63,7 +63,7 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[MooncakeRe
 def module_router(started_replicas: list[MooncakeReplica], folder: Path) -> Iterator[Router]:
     """One router for this file, told which replica does what, in place of the folder's own."""
     prefiller, decoder = started_replicas
-    endpoint = f"split.endpoints={prefiller.url}=127.0.0.1:{prefiller.bootstrap_port}"
+    endpoint = f"disagg.endpoints={prefiller.url}=127.0.0.1:{prefiller.bootstrap_port}"
     more = split_settings("mooncake", prefiller, decoder, endpoint)
     yield from routing(Router([prefiller.url, decoder.url], folder, "router-mooncake", more))
 

@@ -73,7 +73,7 @@ def started_replicas(folder: Path, figures: Figures) -> Iterator[list[SplitSGLan
 def split_router(replicas: list[SplitSGLangReplica], folder: Path, name: str) -> Router:
     """A router before these servers, of which the first one prefills and the second one decodes."""
     prefiller, decoder = replicas[:2]
-    endpoint = f"split.endpoints={prefiller.url}=127.0.0.1:{prefiller.bootstrap_port}"
+    endpoint = f"disagg.endpoints={prefiller.url}=127.0.0.1:{prefiller.bootstrap_port}"
     more = split_settings("sglang", prefiller, decoder, endpoint)
     more += ["--tokenizer", str(model_dir(name=prefiller.weights))]
     return Router([replica.url for replica in replicas], folder, name, more)

@@ -40,7 +40,12 @@ Figures = Callable[[str], None]
 
 def split_settings(handshake: str, prefiller: Replica, decoder: Replica, *more: str) -> list[str]:
     """Words of the router's command line that tell it who does what."""
-    told = (f"split.handshake={handshake}", f"split.prefill={prefiller.url}", f"split.decode={decoder.url}", *more)
+    told = (
+        f"disagg.kv_connector={handshake}",
+        f"disagg.prefill={prefiller.url}",
+        f"disagg.decode={decoder.url}",
+        *more,
+    )
     return [word for setting in told for word in ("--set", setting)]
 
 

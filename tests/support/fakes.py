@@ -365,7 +365,7 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
     urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
     base = {"listen.port": 0, "listen.admin_port": 0, "listen.drain_s": 2.0, "probe.interval_s": 3600.0}
     base |= {"probe.timeout_s": 60.0, "upstream.connect_timeout_s": 60.0, "upstream.keepalive_s": 60.0}
-    base |= {"upstream.stuck_after_s": 300.0}
+    base |= {"upstream.stall_timeout_s": 300.0}
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
     return load(overrides={"replicas": urls, **base, **dotted})
 

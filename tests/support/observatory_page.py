@@ -191,7 +191,7 @@ def _map(label: str) -> list[dict[str, Any]]:
 
 def _advice(label: str) -> list[dict[str, Any]]:
     stamp = "message 0 holds a time of day at byte 41 that changes with every request: "
-    order = "the tools come in 6 orders: sort them (observatory.repairs: sort_tools)"
+    order = "the tools come in 6 orders: sort them (insights.normalize_tools: sort_tools)"
     history = "history is rewritten at message 4: append instead of editing what was said"
     rows = [
         ("a1" * 8, label, "timestamp", 0, "system", "messages[0].content", 41, 4_700, 8_100_000.0, 1_240.0,

@@ -104,7 +104,7 @@ async def splitting(
     **overrides: Any,
 ) -> AsyncIterator[tuple[HttpFrontend, SplitPlacer, ControlPlane]]:
     """An edge before these replicas, its placer, and its hub, which has probed them once and splits nothing itself."""
-    settings = fakes.settings(*prefill, *decode, split__handshake=handshake.value, **overrides)
+    settings = fakes.settings(*prefill, *decode, disagg__kv_connector=handshake.value, **overrides)
     async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as hub:
         placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
         async with HttpFrontend(settings, placer) as edge:
@@ -204,11 +204,11 @@ async def hub_fleet(
         stop_clocks(engines)
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
         split = {
-            "split__handshake": handshake.value,
-            "split__prefill": tuple(engines.urls[:prefills]),
-            "split__decode": tuple(engines.urls[prefills:]),
-            "split__endpoints": () if handshake is KvConnector.NIXL else tuple(named),
-            "pulls__gb_per_s": 1_000.0,
+            "disagg__kv_connector": handshake.value,
+            "disagg__prefill": tuple(engines.urls[:prefills]),
+            "disagg__decode": tuple(engines.urls[prefills:]),
+            "disagg__endpoints": () if handshake is KvConnector.NIXL else tuple(named),
+            "p2p__gb_per_s": 1_000.0,
             "events__enabled": False,
         }
         async with RouterServer(fakes.settings(*engines.urls, **{**split, **overrides})) as app:

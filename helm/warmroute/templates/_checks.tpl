@@ -40,22 +40,22 @@
   {{- else if not (has .Release.Namespace (include "warmroute.namespaces" . | fromJsonArray)) -}}
     {{- $p = append $p (printf "config.discovery.namespaces must name %s too, where engines.models run" .Release.Namespace) -}}
   {{- end -}}
-  {{- $handshake := dig "split" "handshake" "" .Values.config -}}
+  {{- $connector := dig "disagg" "kv_connector" "" .Values.config -}}
   {{- $roles := false -}}
   {{- range .Values.engines.models -}}
     {{- if .role }}{{ $roles = true }}{{ end -}}
-    {{- if and (has .role (list "prefill" "decode")) (or (not $handshake) (and (eq .engine "vllm") (eq $handshake "sglang"))) (ne .engine "sglang") -}}
-      {{- $p = append $p (printf "config.split.handshake: one of %s's is needed for the role of '%s'" .engine .name) -}}
+    {{- if and (has .role (list "prefill" "decode")) (or (not $connector) (and (eq .engine "vllm") (eq $connector "sglang"))) (ne .engine "sglang") -}}
+      {{- $p = append $p (printf "config.disagg.kv_connector: one of %s's is needed for the role of '%s'" .engine .name) -}}
     {{- end -}}
-    {{- if and (eq .engine "sglang") (has .role (list "prefill" "decode")) (ne $handshake "sglang") -}}
-      {{- $p = append $p (printf "config.split.handshake: sglang is needed for the role of '%s', whose servers take no requests otherwise" .name) -}}
+    {{- if and (eq .engine "sglang") (has .role (list "prefill" "decode")) (ne $connector "sglang") -}}
+      {{- $p = append $p (printf "config.disagg.kv_connector: sglang is needed for the role of '%s', whose servers take no requests otherwise" .name) -}}
     {{- end -}}
   {{- end -}}
   {{- with include "warmroute.splitPort" . -}}
     {{- $open := list -}}
     {{- range $.Values.engines.networkPolicy.splitPorts }}{{ $open = append $open (int .) }}{{ end -}}
     {{- if and $roles $.Values.engines.networkPolicy.enabled (not (has (int .) $open)) -}}
-      {{- $p = append $p (printf "engines.networkPolicy.splitPorts must name %s, where routers look by config.split.port" .) -}}
+      {{- $p = append $p (printf "engines.networkPolicy.splitPorts must name %s, where routers look by config.disagg.port" .) -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
@@ -106,12 +106,12 @@
     {{- $p = append $p (printf "config.%s.%s and %s.existingSecret say the same thing: give one of them" (index $file 0) (index $file 1) (index $file 2)) -}}
   {{- end -}}
 {{- end -}}
-{{- with dig "shared" dict $config -}}
-  {{- if or .password (contains "@" (default "" .url)) -}}
-    {{- $p = append $p "config.shared has a password, which would be in the pods' annotations for all to read: put the URL into a Secret and name that in shared.existingSecret" -}}
+{{- with dig "peering" dict $config -}}
+  {{- if or .password (contains "@" (default "" .redis_url)) -}}
+    {{- $p = append $p "config.peering has a password, which would be in the pods' annotations for all to read: put the URL into a Secret and name that in peering.existingSecret" -}}
   {{- end -}}
-  {{- if and (or .url .url_file) $values.shared.existingSecret $values.shared.urlKey -}}
-    {{- $p = append $p "config.shared.url and shared.urlKey say the same thing: give one of them, and `shared.urlKey: \"\"` where the Secret has something else" -}}
+  {{- if and (or .redis_url .redis_url_file) $values.peering.existingSecret $values.peering.urlKey -}}
+    {{- $p = append $p "config.peering.redis_url and peering.urlKey say the same thing: give one of them, and `peering.urlKey: \"\"` where the Secret has something else" -}}
   {{- end -}}
 {{- end -}}
 {{- if dig "auth" "isolate" false $config -}}
@@ -180,7 +180,7 @@
 {{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
-{{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.limits.bodies_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
+{{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.limits.total_body_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
 {{- $resources := include "warmroute.resources" . | fromJson -}}
 {{- range $name, $limit := dig "limits" dict $resources -}}
   {{- $asked := dig "requests" $name "" $resources -}}
@@ -189,12 +189,12 @@
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
-  {{- if regexMatch "^WARMROUTE_(LISTEN|GATEWAY|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
+  {{- if regexMatch "^WARMROUTE_(LISTEN|EXTPROC|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
     {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraArgs -}}
-  {{- if regexMatch "^(--(config|face|host|port|admin-port|workers)(=|$)|(--set=)?(listen|gateway|discovery|admin|events.bind|auth.keys)[._])" . -}}
+  {{- if regexMatch "^(--(config|mode|host|port|admin-port|workers)(=|$)|(--set=)?(listen|extproc|discovery|admin|events.bind|auth.keys)[._])" . -}}
     {{- $p = append $p (printf "extraArgs: '%s' would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .) -}}
   {{- end -}}
 {{- end -}}

@@ -136,9 +136,9 @@ static_resources:
                         response_body_mode: NONE
                         request_trailer_mode: SKIP
                         response_trailer_mode: SKIP
-                      # Longer than the maximum time of a request in the router's queue (`admission.wait_s`). A picker
+                      # Longer than the maximum time of a request in the router's queue (`admission.queue_timeout_s`). A picker
                       # that hangs is detected sooner, by its health checks and the keepalive of its connections.
-                      message_timeout: {{ default (printf "%ds" (dig "admission" "wait_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
+                      message_timeout: {{ default (printf "%ds" (dig "admission" "queue_timeout_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
                       failure_mode_allow: {{ $open }}
                       # Routes are matched again after the picker has set its header.
                       route_cache_action: CLEAR

@@ -124,7 +124,7 @@ seccompProfile:
 {{- $events := dig "events" "index_bytes_max" 1073741824 $config | float64 -}}
 {{- if not (dig "events" "enabled" true $config) }}{{ $events = 0.0 }}{{ end -}}
 {{- $queue := dig "admission" "queue_bytes_max" 268435456 $config | float64 -}}
-{{- $bodies := dig "limits" "bodies_bytes_max" 1073741824 $config | float64 -}}
+{{- $bodies := dig "limits" "total_body_bytes_max" 1073741824 $config | float64 -}}
 {{- $bytes := addf (mulf $index 1.25) $tokens -}}
 {{- $request := add 128 (mul 64 $processes) (divf $bytes 1048576 | ceil | int) -}}
 {{- $limit := add $request (divf (addf (maxf (mulf $queue 1.5) $bodies) $events) 1048576 | ceil | int) -}}

@@ -1,21 +1,21 @@
-{{/* The picker, if `face` is picker or both. Its settings are the section `gateway`. */}}
+{{/* The picker, if `mode` is extproc or both. Its settings are the section `extproc`. */}}
 
 {{/* "yes" if the routers are pickers, otherwise empty. */}}
 {{- define "warmroute.picks" -}}
-{{- if ne .Values.face "edge" }}yes{{ end -}}
+{{- if ne .Values.mode "proxy" }}yes{{ end -}}
 {{- end -}}
 
 {{/* "yes" if clients send requests to the routers, otherwise empty. */}}
 {{- define "warmroute.serves" -}}
-{{- if ne .Values.face "picker" }}yes{{ end -}}
+{{- if ne .Values.mode "extproc" }}yes{{ end -}}
 {{- end -}}
 
 {{- define "warmroute.pickerPort" -}}
-{{- dig "gateway" "port" 9002 .Values.config | int -}}
+{{- dig "extproc" "port" 9002 .Values.config | int -}}
 {{- end -}}
 
 {{- define "warmroute.pickerHealthPort" -}}
-{{- dig "gateway" "health_port" 9003 .Values.config | int -}}
+{{- dig "extproc" "health_port" 9003 .Values.config | int -}}
 {{- end -}}
 
 {{- define "warmroute.poolName" -}}
@@ -82,7 +82,7 @@
 
 {{/* Additional settings of a picker, as JSON. */}}
 {{- define "warmroute.pickerSettings" -}}
-{{- $gateway := merge (dict) (dig "gateway" dict .Values.config) (dict "host" (dig "listen" "host" "0.0.0.0" .Values.config)) -}}
+{{- $gateway := merge (dict) (dig "extproc" dict .Values.config) (dict "host" (dig "listen" "host" "0.0.0.0" .Values.config)) -}}
 {{- with .Values.tls -}}
 {{- if .existingSecret -}}
 {{- $_ := set $gateway "tls_certificate" "/etc/warmroute/secrets/tls.crt" -}}
@@ -97,8 +97,8 @@
 {{- $p := list -}}
 {{- $d := .Values.config.discovery -}}
 {{- $labels := include "warmroute.poolLabels" . | fromJson -}}
-{{- if hasKey (dig "listen" dict .Values.config) "face" -}}
-  {{- $p = append $p "config.listen.face: say it in `face`, by which ports, probes and the pool go" -}}
+{{- if hasKey (dig "listen" dict .Values.config) "mode" -}}
+  {{- $p = append $p "config.listen.mode: set `mode` of the chart, which also decides ports, probes and the pool" -}}
 {{- end -}}
 {{- if $d.pools -}}
   {{- if ne $d.source "kubernetes" -}}
@@ -113,11 +113,11 @@
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
   {{- if gt (int (dig "listen" "workers" 1 .Values.config)) 1 -}}
-    {{- $p = append $p (printf "config.listen.workers: a picker is one process; for more, raise replicaCount (face: %s)" .Values.face) -}}
+    {{- $p = append $p (printf "config.listen.workers: a picker is one process; for more, raise replicaCount (mode: %s)" .Values.mode) -}}
   {{- end -}}
   {{- $ports := list (int (include "warmroute.port" .)) (int (include "warmroute.adminPort" .)) (int (include "warmroute.pickerPort" .)) (int (include "warmroute.pickerHealthPort" .)) -}}
   {{- if or (has 0 $ports) (ne (len (uniq $ports)) 4) -}}
-    {{- $p = append $p "config.listen.port, config.listen.admin_port, config.gateway.port and config.gateway.health_port must be fixed, and four" -}}
+    {{- $p = append $p "config.listen.port, config.listen.admin_port, config.extproc.port and config.extproc.health_port must be fixed, and four" -}}
   {{- end -}}
   {{- if and (include "warmroute.asksForKeys" .) (eq (include "warmroute.failureMode" .) "FailOpen") (not .Values.pool.failOpenWithoutKeys) -}}
     {{- $p = append $p "pool.failureMode: while no picker answers, FailOpen serves clients without a key, and prompts of isolated tenants without their salt; set FailClose, or pool.failOpenWithoutKeys" -}}
@@ -166,7 +166,7 @@
 {{- with .Values.envoy -}}
 {{- if .enabled -}}
   {{- if not (include "warmroute.picks" $) -}}
-    {{- $p = append $p "envoy.enabled needs face picker or both: it asks a picker where each request goes" -}}
+    {{- $p = append $p "envoy.enabled needs mode extproc or both: it asks a picker where each request goes" -}}
   {{- end -}}
   {{- if not $labels -}}
     {{- $p = append $p "pool.matchLabels is needed: Envoy knows the engines by a Service of its own, which selects by labels" -}}

@@ -40,8 +40,8 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- end -}}
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
-{{- $listen = merge (dict "face" .Values.face) $listen -}}
-{{- $_ := set $tree "gateway" (include "warmroute.pickerSettings" . | fromJson) -}}
+{{- $listen = merge (dict "mode" .Values.mode) $listen -}}
+{{- $_ := set $tree "extproc" (include "warmroute.pickerSettings" . | fromJson) -}}
 {{- end -}}
 {{- if .Values.adminToken.existingSecret -}}
 {{- $listen = merge (dict "admin_host" $listen.host) $listen -}}
@@ -77,19 +77,19 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- $upstream = merge $files $upstream -}}
 {{- end -}}
 {{- end -}}
-{{- $shared := dig "shared" dict $tree -}}
+{{- $peering := dig "peering" dict $tree -}}
 {{- if include "warmroute.shares" . -}}
-{{- with .Values.shared -}}
+{{- with .Values.peering -}}
 {{- if .existingSecret -}}
 {{- $files := dict -}}
-{{- range $key, $name := dict "url_file" .urlKey "password_file" .passwordKey "tls_ca" .caKey "tls_certificate" .certificateKey -}}
-{{- if $name }}{{ $_ := set $files $key (printf "/etc/warmroute/secrets/shared-%s" $key) }}{{ end -}}
+{{- range $key, $name := dict "redis_url_file" .urlKey "password_file" .passwordKey "tls_ca" .caKey "tls_certificate" .certificateKey -}}
+{{- if $name }}{{ $_ := set $files $key (printf "/etc/warmroute/secrets/peering-%s" $key) }}{{ end -}}
 {{- end -}}
-{{- $shared = merge $files $shared -}}
+{{- $peering = merge $files $peering -}}
 {{- end -}}
 {{- end -}}
 {{- $routers := ternary .Values.autoscaling.minReplicas .Values.replicaCount .Values.autoscaling.enabled -}}
-{{- $shared = merge $shared (dict "routers_assumed" (int $routers)) -}}
+{{- $peering = merge $peering (dict "expected_routers" (int $routers)) -}}
 {{- end -}}
 {{- $sources := dig "tokens" "sources" list $tree -}}
 {{- range .Values.tokenizers -}}
@@ -109,12 +109,12 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- if $sources -}}
 {{- $_ := set $tree "tokens" (merge (dict "sources" $sources) (dig "tokens" dict $tree)) -}}
 {{- end -}}
-{{- $state := dig "state" dict $tree -}}
-{{- if not (hasKey $state "file") -}}
-{{- $_ := set $tree "state" (set $state "file" "/var/lib/warmroute/state") -}}
+{{- $snapshot := dig "snapshot" dict $tree -}}
+{{- if not (hasKey $snapshot "path") -}}
+{{- $_ := set $tree "snapshot" (set $snapshot "path" "/var/lib/warmroute/state") -}}
 {{- end -}}
 {{- $_ := set $tree "listen" $listen -}}
-{{- range $name, $section := dict "admin" $admin "auth" $auth "shared" $shared "upstream" $upstream -}}
+{{- range $name, $section := dict "admin" $admin "auth" $auth "peering" $peering "upstream" $upstream -}}
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
@@ -139,14 +139,14 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 
 {{/* "yes" if the router saves its state in a volume of the pod, otherwise empty. */}}
 {{- define "warmroute.keepsState" -}}
-{{- if hasPrefix "/var/lib/warmroute/" (dig "state" "file" "/var/lib/warmroute/state" .Values.config) }}yes{{ end -}}
+{{- if hasPrefix "/var/lib/warmroute/" (dig "snapshot" "path" "/var/lib/warmroute/state" .Values.config) }}yes{{ end -}}
 {{- end -}}
 
 {{/* "yes" if routers share a store, otherwise empty. */}}
 {{- define "warmroute.shares" -}}
-{{- $shared := dig "shared" dict .Values.config -}}
-{{- $secret := .Values.shared -}}
-{{- if or $shared.url $shared.url_file (and $secret.existingSecret $secret.urlKey) }}yes{{ end -}}
+{{- $peering := dig "peering" dict .Values.config -}}
+{{- $secret := .Values.peering -}}
+{{- if or $peering.redis_url $peering.redis_url_file (and $secret.existingSecret $secret.urlKey) }}yes{{ end -}}
 {{- end -}}
 
 {{/*
@@ -200,10 +200,10 @@ the Secret for it. The location is `tokenizer`, or the model itself if that is a
   (list $v.tls.existingSecret $v.tls.clientCaKey "tls-client-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.caKey "upstream-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.certificateKey "upstream.pem")
-  (list $v.shared.existingSecret $v.shared.urlKey "shared-url_file")
-  (list $v.shared.existingSecret $v.shared.passwordKey "shared-password_file")
-  (list $v.shared.existingSecret $v.shared.caKey "shared-tls_ca")
-  (list $v.shared.existingSecret $v.shared.certificateKey "shared-tls_certificate")
+  (list $v.peering.existingSecret $v.peering.urlKey "peering-redis_url_file")
+  (list $v.peering.existingSecret $v.peering.passwordKey "peering-password_file")
+  (list $v.peering.existingSecret $v.peering.caKey "peering-tls_ca")
+  (list $v.peering.existingSecret $v.peering.certificateKey "peering-tls_certificate")
 -}}
 {{- range $files }}
 {{- if and (index . 0) (index . 1) }}

@@ -50,7 +50,12 @@ async def bodies(bench: Bench) -> list[Row]:
         row(23, "... not answered at all", 0, statuses[0]),
         failures(23, "... others' errors meanwhile", asked),
     ]
-    flags += ["--set", f"limits.bodies_bytes_max={BUDGET_MIB << 20}", "--set", f"limits.bodies_wait_s={WAIT_S}"]
+    flags += [
+        "--set",
+        f"limits.total_body_bytes_max={BUDGET_MIB << 20}",
+        "--set",
+        f"limits.body_budget_timeout_s={WAIT_S}",
+    ]
     async with bench.run_cluster(2, flags, key=other) as run:
         statuses, grew_mb, asked = await _pour_bodies(bench, run, KEYED, head(key), 2 * WAIT_S)
     limit_mb = (BUDGET_MIB << 20) / 1e6 + BESIDE_MB

@@ -132,7 +132,7 @@ async def _scene(bench: Bench, way: str) -> AsyncIterator[Scene]:
             words = [sys.executable, "-m", "loadtest.faults.hostile_store"]
             store = await stack.enter_async_context(run_process("store", words, bench.folder))
             (said,) = await store.wait_for_output(_PORT)
-            flags += ["--set", f"shared.url=redis://127.0.0.1:{said[1]}", "--set", "shared.router=a"]
+            flags += ["--set", f"peering.redis_url=redis://127.0.0.1:{said[1]}", "--set", "peering.router_id=a"]
         run = await stack.enter_async_context(bench.run_cluster(0, flags, [engine.url, hostile.url], key=quiet.key))
         yield Scene(run, engine, hostile, idle, loud, store)
 

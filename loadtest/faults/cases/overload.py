@@ -29,7 +29,7 @@ SHARE, SOLO_TIMES_MAX = 20, 1.2
 QUIET_PER_S = 4.0
 ADMISSION = (
     *("--set", f"admission.in_flight_max={SEQUENCES}", "--set", f"admission.queue_requests_max={QUEUE}"),
-    *("--set", f"admission.wait_s={QUEUE_WAIT_S:g}"),
+    *("--set", f"admission.queue_timeout_s={QUEUE_WAIT_S:g}"),
 )
 
 

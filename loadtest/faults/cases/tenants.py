@@ -108,7 +108,7 @@ def _judge_way(
 
 
 async def oracle(bench: Bench) -> list[Row]:
-    """Goal 27: information that `append_only` leaks to a tenant about a prompt of another tenant.
+    """Goal 27: information that `history_policy` leaks to a tenant about a prompt of another tenant.
 
     The figure is the number of guesses with a different response if the other tenant sent a different prompt. A
     tenant's own earlier guesses count as its own conversation in both cases.
@@ -117,7 +117,7 @@ async def oracle(bench: Bench) -> list[Row]:
     victim, attacker = Tenant("victim"), Tenant("attacker")
     file = bench.folder / "oracle.yaml"
     file.write_text(victim.entry + attacker.entry)
-    flags = ("--set", f"auth.keys_file={file}", "--set", "observatory.append_only=reject")
+    flags = ("--set", f"auth.keys_file={file}", "--set", "insights.history_policy=reject")
     name = "append_only: guesses at another tenant's prompt whose answers depend on it"
     secret = "".join(_ORACLE)
     guesses = ("gamma", "The", _ORACLE[0], secret[:-4], secret)

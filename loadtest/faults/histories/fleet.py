@@ -37,7 +37,7 @@ class HistoryRouter:
         self._folder, self._admin_port = folder, free_port()
         self._words = [*rivals.interpreter(), "-c", _SKEWED, f"{skew_s:g}", "serve", "--host", "127.0.0.1"]
         self._words += ["--port", str(self.port), "--admin-port", str(self._admin_port), *words]
-        self._words += ["--set", f"shared.url=redis://127.0.0.1:{network.port}"]
+        self._words += ["--set", f"peering.redis_url=redis://127.0.0.1:{network.port}"]
         self._stack = AsyncExitStack()
         self._starts = 0
         self._process: Process | None = None
@@ -137,7 +137,7 @@ async def fleet(
     if not programs():
         raise ProcessError(NO_PROGRAM)
     words = [word for url in engines for word in ("--replica", url)]
-    settings = SETTINGS | {"auth.keys_file": keys_file, "shared.routers_assumed": len(skews_s)}
+    settings = SETTINGS | {"auth.keys_file": keys_file, "peering.expected_routers": len(skews_s)}
     words += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     async with AsyncExitStack() as stack:
         stores = Stores(stack, folder)

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 from loadtest.simulate.engine.kv_events import Follower, Publisher
 from loadtest.simulate.engine.replicas import VirtualReplica
 from loadtest.simulate.engine.workload import MODEL, SimRequest, Workload
-from router.config.schema import GatewaySettings
+from router.config.schema import ExtProcSettings
 from router.core.admission.hold_back import DeferredQueue
 from router.core.admission.wait_credit import WaitCredit
 from router.core.fleet.lease import Lease
@@ -35,7 +35,7 @@ BLOCKS_MAX_DEFAULT = 8_192
 STORED_BLOCKS_MAX = 1 << 17
 """Limit of blocks kept of one replica's events: two million tokens. The product's default also keeps names of blocks
 evicted long ago."""
-SAMPLED = GatewaySettings().sampled_ratio
+SAMPLED = ExtProcSettings().response_sample_ratio
 SHOWN_MIN = 64
 """Number of answers that all reach the router; of later ones only a sample does, as at the picker
 (`router.extproc.response_tracker`)."""

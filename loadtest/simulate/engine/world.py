@@ -37,7 +37,7 @@ from router.core.placement.policies import Policy
 from router.core.prompts.token_keys import TokenPrompt
 from router.core.types.placements import Deferred, EndReason, Shed
 
-HOLD_S = AdmissionSettings().hold_s
+HOLD_S = AdmissionSettings().defer_max_s
 BUSY_UNITS = 1.0
 """Mean backlog at which a fleet begins to be busy (Market.backlog); below it no request should be deferred."""
 ANSWER_KEY = 1 << 63

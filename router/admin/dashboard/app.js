@@ -72,7 +72,7 @@ function turnedAway({ status, message }) {
   const said = {
     400: ["That cannot be looked for", message],
     401: source.token ? ["That token is not the router's", "Its admin token is `admin.token` or `admin.token_file` in the settings."] : ["This router wants its admin token", "It is `admin.token` or `admin.token_file` in the settings."],
-    404: ["This router has no observatory", "Its settings have observatory.enabled off, or it is of an older version."],
+    404: ["This router has no observatory", "Its settings have insights.enabled off, or it is of an older version."],
     421: ["Open this page by address", "Without an admin token the router answers only to localhost or its address, as in http://127.0.0.1:8001/dashboard."],
   }[status] ?? [`The router answered ${status}`, "It is asked again every two seconds."];
   const first = $("notice").hidden || $("notice-title").textContent !== said[0];

@@ -143,7 +143,7 @@ async def fetch_page(session: aiohttp.ClientSession, url: str) -> Any:  # noqa: 
     if response.status == 401:
         raise PageUnavailable(f"{url} wants the admin token: give --token-file, with the right one in it")
     if response.status == 404:
-        raise PageUnavailable(f"{url} has no observatory: it is no admin listener, or observatory.enabled is off")
+        raise PageUnavailable(f"{url} has no observatory: it is no admin listener, or insights.enabled is off")
     if response.status != 200:
         raise PageUnavailable(f"{url} answered {response.status}")
     try:

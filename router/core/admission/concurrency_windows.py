@@ -1,16 +1,16 @@
 """Windows of replicas: they decide when the fleet is full, and which request gets the next place.
 
 A replica's window is its maximum of open leases. If `w` of `n` requests that are open here wait in the engine, it works
-on n - w of them. A few more should wait there so that its batch never runs dry. So the window is n - w + waiting_max.
-It is never less than WINDOW_MIN, so that there is always something to learn from. It is computed from each probe and
-valid until the next one, so requests that are sent in between count on top.
+on n - w of them. A few more should wait there so that its batch never runs dry. So the window is n - w +
+engine_waiting_max. It is never less than WINDOW_MIN, so that there is always something to learn from. It is computed
+from each probe and valid until the next one, so requests that are sent in between count on top.
 
-The window takes effect when more than waiting_max requests wait in the engine. If no request waits there, it grows:
-fast if it is fully used, slowly if not. It does not grow while a request waits here for another reason, because then
-nothing was learned. Unused places do not shrink it either; otherwise a tenant that is limited to its share would shrink
-it with each probe. Before the window takes effect and after it ends, there may be BURST_MAX more leases than the last
-probe reported, because an engine that was never seen full may become full at any moment. If the engine's metrics are
-missing, old or absurd, the window is `in_flight_max`: bad metrics never block a request.
+The window takes effect when more than engine_waiting_max requests wait in the engine. If no request waits there, it
+grows: fast if it is fully used, slowly if not. It does not grow while a request waits here for another reason, because
+then nothing was learned. Unused places do not shrink it either; otherwise a tenant that is limited to its share would
+shrink it with each probe. Before the window takes effect and after it ends, there may be BURST_MAX more leases than the
+last probe reported, because an engine that was never seen full may become full at any moment. If the engine's metrics
+are missing, old or absurd, the window is `in_flight_max`: bad metrics never block a request.
 
 A request has capacity if a permitted replica has fewer leases than its window. With disaggregated prefill, if no
 replica takes the request whole, two replicas must have capacity and be a pair. Places are the requests that engines
@@ -63,7 +63,7 @@ class AdmissionLimits(Protocol):
         """Maximum of leases of one replica."""
 
     @property
-    def waiting_max(self) -> int:
+    def engine_waiting_max(self) -> int:
         """Maximum of requests waiting in one engine."""
 
     @property
@@ -75,11 +75,11 @@ class AdmissionLimits(Protocol):
         """Maximum of bytes of their bodies."""
 
     @property
-    def wait_s(self) -> float:
+    def queue_timeout_s(self) -> float:
         """Maximum wait of each request in seconds from its arrival, for any reason."""
 
     @property
-    def hold_s(self) -> float:
+    def defer_max_s(self) -> float:
         """Part of the wait in seconds for which a request that would evict too much may be deferred; 0: no deferral."""
 
     @property
@@ -92,11 +92,11 @@ class NoLimits:
     """Limits with which no request ever waits."""
 
     in_flight_max: int = 1 << 30
-    waiting_max: int = 1 << 30
+    engine_waiting_max: int = 1 << 30
     queue_requests_max: int = 0
     queue_bytes_max: int = 0
-    wait_s: float = 0.0
-    hold_s: float = 0.0
+    queue_timeout_s: float = 0.0
+    defer_max_s: float = 0.0
     tenant_share_max: float = 1.0
 
 
@@ -277,7 +277,7 @@ class ConcurrencyLimiter:
         limits, queue = self._limits, self.queue
         self._rate.pass_time(now_s, waiting=bool(queue))
         rate = self._turns_per_s()
-        too_long = rate > 0 and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.wait_s
+        too_long = rate > 0 and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.queue_timeout_s
         if too_long and not self._waits_for_others(ticket, now_s):
             raise self.make_shed_error(ticket.tenant, ticket.priority)
         out = queue.add(ticket, max(0, limits.queue_requests_max - held), limits.queue_bytes_max - held_bytes)
@@ -319,7 +319,7 @@ class ConcurrencyLimiter:
                 return False
 
         known: Known = {}
-        held_since_s = now_s - HELD_PART * self._limits.wait_s if self._may_hold() else inf
+        held_since_s = now_s - HELD_PART * self._limits.queue_timeout_s if self._may_hold() else inf
 
         def calm(pool: Pool, oldest: Ticket) -> bool:
             try:
@@ -341,7 +341,7 @@ class ConcurrencyLimiter:
         for member in self._router.fleet.members.values():
             self._resize(member, now_s)
         self._survey()
-        return list(self.queue.remove_expired(now_s - self._limits.wait_s))
+        return list(self.queue.remove_expired(now_s - self._limits.queue_timeout_s))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -358,15 +358,15 @@ class ConcurrencyLimiter:
     def _learn(self, window: _Window, in_flight: int, waiting: int | None, coming: int) -> None:
         """Process one probe. `coming` of the waiting requests may be decode stages with blocks still in transfer; these
         do not wait for a place."""
-        most, waiting_max, before = self._limits.in_flight_max, self._limits.waiting_max, window.size
+        most, engine_waiting_max, before = self._limits.in_flight_max, self._limits.engine_waiting_max, window.size
         if waiting is None or not 0 <= waiting <= WAITING_SANITY_MAX:
             window.size, window.binds = most, False
             return
         if coming:
             waiting = max(0, waiting - coming)
         most = min(most, in_flight + BURST_MAX)
-        size = in_flight - waiting + waiting_max
-        if waiting > waiting_max:
+        size = in_flight - waiting + engine_waiting_max
+        if waiting > engine_waiting_max:
             window.binds = True
         elif not waiting and in_flight >= before:
             size = max(size, int(before * GROWTH_BOUND))
@@ -395,7 +395,7 @@ class ConcurrencyLimiter:
         window = self._windows.get(member.id)
         if window is None or not window.binds:
             return self.window(member.id)
-        return max(window.size - self._limits.waiting_max, WINDOW_MIN)
+        return max(window.size - self._limits.engine_waiting_max, WINDOW_MIN)
 
     def _has_its_share(self, pool: Pool, tenant: str, now_s: float) -> bool:
         if len(self._open) < self._few or not self._shares.has_other_tenants(tenant, now_s):

@@ -7,8 +7,9 @@ can hold. A prompt waits if the fleet is busy, if it is mostly cached nowhere, a
 more work than its own. In the meantime the turns of admitted conversations, which are short, run undisturbed.
 
 The policy decides which placement thrashes (`PolicyDecision.hold_back`). The wait is bounded: a request that has been
-deferred for `hold_s` goes to the cheapest replica. Only a few requests are tried again several times a second, because
-pricing takes about ten microseconds per replica. These are the oldest of each tenant, in turns over the tenants.
+deferred for `defer_max_s` goes to the cheapest replica. Only a few requests are tried again several times a second,
+because pricing takes about ten microseconds per replica. These are the oldest of each tenant, in turns over the
+tenants.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class DeferredQueue(Generic[T]):
         """Stop deferring a request; returns True if it was deferred."""
         return self._held.pop(who, None) is not None
 
-    def over(self, now_s: float, hold_s: float) -> list[T]:
-        """Return the requests that have been deferred for `hold_s`, the oldest first."""
-        due_s = now_s - hold_s
+    def over(self, now_s: float, defer_max_s: float) -> list[T]:
+        """Return the requests that have been deferred for `defer_max_s`, the oldest first."""
+        due_s = now_s - defer_max_s
         return [who for who, (since_s, _) in self._oldest_first() if since_s <= due_s]
 
     def next_few(self) -> list[T]:

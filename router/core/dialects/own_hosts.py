@@ -2,7 +2,7 @@
 
 The decode stage repeats the answer of NIXL's prefill stage, and its engine connects to the hosts in that answer. A
 faulty or hostile engine could so make another one connect to any host. So each host must be the prefilling replica's:
-the host of its URL, the address that the answer came from, an address of its pod, or one of the setting `split.hosts`.
+the host of its URL, the address that the answer came from, an address of its pod, or one of the setting `disagg.hosts`.
 
 Connectors name hosts in fields of many names (vLLM 0.32: `remote_host`, Mooncake's `remote_bootstrap_addr`, LMCache's
 `receiver_host`, SGLang's `bootstrap_host`), also at deeper levels, and more connectors exist than are known here. So a

@@ -39,7 +39,7 @@ def test_what_is_not_described_is_found() -> None:
 async def test_rows_of_what_failed(client: ClientSession, tmp_path: Path) -> None:
     """Retries, streams that break, engines' errors, unknown models, changed tools, a replica that is gone, with a
     history in a file and texts shown: every page is as described, for operators and for whoever sent a request."""
-    options = {"admin__history_path": str(tmp_path / "history.db"), "observatory__excerpts": True}
+    options = {"admin__history_path": str(tmp_path / "history.db"), "insights__excerpts": True}
     async with FakeEngine() as first, FakeEngine() as second, running(first, second, **options) as app:
         for n in range(24):
             for engine in (first, second):

@@ -72,7 +72,7 @@ async def test_an_answer_is_bounded(
     """However many rows are asked for, an answer ends before its limit of bytes and says where to go on: from memory,
     and from the file. Every decision is on exactly one page."""
     monkeypatch.setattr(kept, "BYTES_MAX", 6_000)
-    async with running(engine, admin__history_path=str(tmp_path / "h"), limits__decisions_max=10) as app:
+    async with running(engine, admin__history_path=str(tmp_path / "h"), limits__recent_decisions_max=10) as app:
         for n in range(30):
             await ask(client, app, f"r{n}")
         seen, before, pages = list[str](), "", 0

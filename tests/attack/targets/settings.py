@@ -35,9 +35,9 @@ def _pairs(settings: Settings) -> None:
     """What was accepted as pairs can be taken apart."""
     assert all(url_maps.event_endpoints(settings.events.endpoints).values())
     assert all(url_maps.event_topics(settings.events.topics).values())
-    assert all(url_maps.peer_endpoints([*settings.pulls.endpoints, *settings.split.endpoints]).values())
-    assert all(url_maps.objectives(settings.gateway.objectives).values())
-    assert all(url_maps.continued_models(settings.upstream.continue_models).values())
+    assert all(url_maps.peer_endpoints([*settings.p2p.endpoints, *settings.disagg.endpoints]).values())
+    assert all(url_maps.objectives(settings.extproc.objectives).values())
+    assert all(url_maps.continued_models(settings.upstream.stream_failover_models).values())
     assert None not in url_maps.template_kwargs(settings.tokens.template_kwargs).values()
 
 
@@ -108,10 +108,10 @@ ENTRY = (
     b"models: [",
     b"priority: low",
     b"isolate: true",
-    b"append_only: off",
+    b"history_policy: off",
     DIGEST.encode(),
     b"requests_per_min: ",
-    b"repairs: [sort_tools]",
+    b"normalize_tools: [sort_tools]",
 )
 
 TARGETS = (

@@ -15,10 +15,10 @@ from tests.core.placement.placing import MODEL
 
 
 def test_a_window_is_what_the_engine_works_on_and_a_few_more() -> None:
-    """More than waiting_max waiting closes the window to what the engine works on plus waiting_max; when fewer wait it
-    opens by as many, when none does and it binds by a quarter at least, and by a tenth when it does not; and then it
-    is open again."""
-    fleet = Fleet(waiting_max=8)
+    """More than engine_waiting_max waiting closes the window to what the engine works on plus engine_waiting_max; when
+    fewer wait it opens by as many, when none does and it binds by a quarter at least, and by a tenth when it does not;
+    and then it is open again."""
+    fleet = Fleet(engine_waiting_max=8)
     for waiting, in_flight, expected in [
         (0, 0, BURST_MAX),
         (8, 100, 100 + BURST_MAX),
@@ -52,7 +52,7 @@ def test_absurd_or_missing_metrics_never_block(waiting: int | None) -> None:
 @pytest.mark.promise("Absurd, old or missing metrics of an engine block no request.", "engines")
 def test_stale_metrics_never_block() -> None:
     """What an engine said three probes ago says nothing any more: whoever waited because of it is placed."""
-    fleet = Fleet(wait_s=100.0)
+    fleet = Fleet(queue_timeout_s=100.0)
     leases = [fleet.ask() for _ in range(50)]
     fleet.load("a", 50)
     waits = fleet.ask()
@@ -68,7 +68,7 @@ def test_stale_metrics_never_block() -> None:
 
 def test_what_was_sent_since_the_probe_counts() -> None:
     """Between two probes no more is sent than the last one left room for; the rest goes to others, then waits."""
-    fleet = Fleet("ab", waiting_max=5)
+    fleet = Fleet("ab", engine_waiting_max=5)
     for id_, in_flight in (("a", 0), ("b", 0)):
         fleet.load(id_, 6, in_flight)
     answers = [fleet.ask() for _ in range(2 * WINDOW_MIN + 3)]
@@ -96,7 +96,7 @@ def test_turns_on_a_replica_that_is_used_for_want_of_another() -> None:
 
 def test_other_limits_do_not_open_what_is_known_to_be_full() -> None:
     """A reload keeps windows that bind, and lowers them if need be."""
-    fleet = Fleet("ab", waiting_max=8)
+    fleet = Fleet("ab", engine_waiting_max=8)
     fleet.load("a", 40, 100)
     fleet.admission.configure(AdmissionSettings(in_flight_max=90))
     assert [fleet.admission.window(id_) for id_ in "ab"] == [68, 90]

@@ -230,7 +230,7 @@ def test_many_tenants_have_a_bound() -> None:
 def test_of_low_priority_what_cannot_be_in_time_is_told_so() -> None:
     """At once where no replica's first token comes in time, and as soon as it waited too long for that; of any other
     priority it is placed, or waits on."""
-    fleet = Fleet(in_flight_max=1, wait_s=100.0)
+    fleet = Fleet(in_flight_max=1, queue_timeout_s=100.0)
     now_s = fleet.world.now_s
     assert _code(fleet.ask("", LOW, due_s=now_s - 1.0)[0]) == "slo_unreachable"
     assert isinstance(fleet.ask(due_s=now_s - 1.0)[0], Lease)
@@ -249,7 +249,7 @@ def test_of_low_priority_what_cannot_be_in_time_is_told_so() -> None:
 def test_others_wait_for_a_calm_replica_while_deadlines_are_asked_for() -> None:
     """A long prompt without a deadline waits where prefill waits at every replica; one with a deadline does not, and
     without deadlines nobody does."""
-    fleet = Fleet(wait_s=100.0)
+    fleet = Fleet(queue_timeout_s=100.0)
     long = want()
     long.body_tokens = 100_000
     leases = [fleet.placer.ask(long, frozenset(), lambda _: None), *fleet.ask()]
@@ -275,7 +275,7 @@ def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
             deadlines.note_first_token("t", NORMAL, 1.0, 0.0, in_time=in_time)
         assert deadlines.gate("t", NORMAL, 100, 0.0)[1] == kept
     for tokens, waits in ((10_000, 0), (40_000, 1)):
-        fleet = Fleet("abcd", wait_s=100.0)
+        fleet = Fleet("abcd", queue_timeout_s=100.0)
         leases, long = list[object](), want()
         long.body_tokens = tokens
         leases += fleet.ask(due_s=fleet.world.now_s + 0.5)
@@ -291,7 +291,7 @@ def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
 
 def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> None:
     """They need not wait for the end of an answer or for the next look."""
-    fleet = Fleet(wait_s=100.0)
+    fleet = Fleet(queue_timeout_s=100.0)
     long = want()
     long.body_tokens = 100_000
     lease = fleet.placer.ask(long, frozenset(), lambda _: None)
@@ -307,7 +307,7 @@ def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> No
 def test_a_request_that_waits_for_others_deadlines_is_placed_in_the_end() -> None:
     """It waits for a calm replica where the other tenant works much there, has its place before its time is over, and
     is not refused when it comes, however slow turns are; its own tenant's deadlines hold it to the end."""
-    fleet = Fleet(wait_s=10.0)
+    fleet = Fleet(queue_timeout_s=10.0)
     long = want("d")
     long.body_tokens = 100_000
     assert isinstance(fleet.placer.ask(long, frozenset(), lambda _: None), Lease)

@@ -219,7 +219,7 @@ class PlacesOfPairs(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.halves = Halves(sglang({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE, "w": Role.BOTH}))
-        self.halves.admission.configure(AdmissionSettings(in_flight_max=2, wait_s=1e6))
+        self.halves.admission.configure(AdmissionSettings(in_flight_max=2, queue_timeout_s=1e6))
         self.asked: list[tuple[bool, list[Any]]] = []  # may be split; the answer
 
     def open(self) -> list[Lease]:

@@ -47,9 +47,9 @@ def test_five_times_the_load_is_no_less_work_done() -> None:
     "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
 )
 def test_who_would_wait_too_long_is_told_when_it_comes() -> None:
-    """A queue that could hold far more than is served in wait_s is not filled: at most one in a hundred of those
-    turned away has waited. (Measured from the tenth second, when the rate of turns is known.)"""
-    fleet = Overload(wait_s=3.0, queue_requests_max=100_000)
+    """A queue that could hold far more than is served in queue_timeout_s is not filled: at most one in a hundred of
+    those turned away has waited. (Measured from the tenth second, when the rate of turns is known.)"""
+    fleet = Overload(queue_timeout_s=3.0, queue_requests_max=100_000)
     fleet.clients_come("first", 5 * PEAK_PER_S, 0, 10)
     fleet.clients_come("all", 5 * PEAK_PER_S, 10, 40)
     fleet.run(40)
@@ -123,8 +123,8 @@ def test_a_noisy_neighbour_is_not_heard_by_rates_alone(rate: Rate) -> None:
 
 def test_priority_goes_first_and_the_last_hear_of_it() -> None:
     """Under twice the load high priority is served as if it were alone but for the engines' own queues, and low
-    priority is turned away rather than left to wait for ever: nobody is unanswered longer than wait_s."""
-    fleet = Overload(wait_s=5.0)
+    priority is turned away rather than left to wait for ever: nobody is unanswered longer than queue_timeout_s."""
+    fleet = Overload(queue_timeout_s=5.0)
     fleet.clients_come("high", 0.3 * PEAK_PER_S, 0, 30, priority=Priority.HIGH)
     fleet.clients_come("normal", PEAK_PER_S, 0, 30)
     fleet.clients_come("low", 0.7 * PEAK_PER_S, 0, 30, priority=Priority.LOW)

@@ -50,7 +50,7 @@ def test_what_is_remembered_of_tenants_has_a_bound() -> None:
 def test_a_rare_request_of_another_tenant_costs_a_busy_one_no_places() -> None:
     """While it is open two places are kept beside it; behind that next to none, though its tenant was about within the
     minute."""
-    fleet = Fleet(in_flight_max=40, wait_s=1_000.0)
+    fleet = Fleet(in_flight_max=40, queue_timeout_s=1_000.0)
     (early,) = fleet.ask("b")
     answers = [fleet.ask("a") for _ in range(39)]
     assert [len(each) for each in answers] == [1] * 38 + [0]

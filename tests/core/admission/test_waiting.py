@@ -57,7 +57,7 @@ def test_limits_can_be_changed_while_some_wait() -> None:
 def test_a_tenant_with_its_share_waits_while_others_are_about() -> None:
     """While another asked within a minute, a tenant may hold three quarters of the places; the other finds room at
     once. After that minute, or alone, it may have all."""
-    fleet = Fleet(in_flight_max=8, wait_s=1_000.0)
+    fleet = Fleet(in_flight_max=8, queue_timeout_s=1_000.0)
     (early,) = fleet.ask("b")
     answers = [fleet.ask("a") for _ in range(7)]
     assert [len(each) for each in answers] == [1] * 6 + [0]
@@ -82,7 +82,7 @@ class Tenant:
 def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
     """A prompt is taken as believed, its answer as counted; a request that failed, was retried and then answered is
     counted once; one that never got a place costs nothing."""
-    fleet = Fleet("ab", in_flight_max=1, wait_s=10.0)
+    fleet = Fleet("ab", in_flight_max=1, queue_timeout_s=10.0)
     fleet.admission.set_tenants({"t": Tenant()})
 
     def level() -> float:
@@ -131,7 +131,7 @@ class Doors(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet("ab", in_flight_max=3, queue_requests_max=4, wait_s=20.0, waiting_max=1)
+        self.fleet = Fleet("ab", in_flight_max=3, queue_requests_max=4, queue_timeout_s=20.0, engine_waiting_max=1)
         self.open: list[Lease] = []
         self.waiting: dict[int, Ticket] = {}
         self.asked = self.answered = self.taken_back = 0
@@ -251,8 +251,9 @@ def test_all_that_wait_are_bounded_together() -> None:
 
 
 def test_one_deadline_for_all_waiting() -> None:
-    """Held back for a while and without a place then, a request is told so `wait_s` after it came, not later."""
-    fleet = Fleet(in_flight_max=1, hold_s=6.0, wait_s=10.0)
+    """Held back for a while and without a place then, a request is told so `queue_timeout_s` after it came, not
+    later."""
+    fleet = Fleet(in_flight_max=1, defer_max_s=6.0, queue_timeout_s=10.0)
     policy = fleet.world.router.policy = Patient()
     held = fleet.ask()
     policy.hold = False
@@ -270,7 +271,7 @@ def test_one_deadline_for_all_waiting() -> None:
 def test_who_comes_again_goes_on_waiting(told: bool) -> None:
     """A client that leaves after eight seconds of being held, or is told 429, and asks for the same prompt again is
     held for two seconds more, of ten; another prompt for all ten."""
-    fleet = Fleet(hold_s=10.0, wait_s=10.0)
+    fleet = Fleet(defer_max_s=10.0, queue_timeout_s=10.0)
     fleet.world.router.policy = Patient()
     ask = chat("the same")
     chain = chain_of(ask, MODEL)

@@ -71,7 +71,7 @@ def test_a_window_is_not_bound_by_blocks_on_their_way(handshake: KvConnector, pr
     """Legs that wait for their blocks do not show that the engine is full. With NIXL the engine has not been asked for
     them while they are prefilled: whoever waits there then waits for a place."""
     fleet, leases = coming(5, handshake)
-    admission = ConcurrencyLimiter(fleet.router, NoLimits(in_flight_max=64, waiting_max=2), stale_s=10.0)
+    admission = ConcurrencyLimiter(fleet.router, NoLimits(in_flight_max=64, engine_waiting_max=2), stale_s=10.0)
     for lease in leases if prefilled else ():
         fleet.prefilled(lease)
     probed(fleet, 5)

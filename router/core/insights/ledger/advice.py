@@ -175,8 +175,8 @@ _SAID: Mapping[DifferenceKind, str] = {
     DifferenceKind.TIMESTAMP: "{place} holds a date or a time at byte {at} that changes. " + _AWAY,
     DifferenceKind.IDENTIFIER: "{place} holds an identifier (a UUID, a request id) at byte {at} that changes. " + _AWAY,
     DifferenceKind.COUNTER: "{place} holds a number at byte {at} that changes. " + _AWAY,
-    DifferenceKind.TOOL_ORDER: "The tools come in {orders}. Sort them, or let the router do it (observatory.repairs: "
-    "sort_tools): in another order they are another prompt.",
+    DifferenceKind.TOOL_ORDER: "The tools come in {orders}. Sort them, or let the router do it ("
+    "insights.normalize_tools: sort_tools): in another order they are another prompt.",
     DifferenceKind.TOOL_ADDED: "Tools are added from one request to the next. " + _TOOLS,
     DifferenceKind.TOOL_REMOVED: "Tools are left out from one request to the next. " + _TOOLS,
     DifferenceKind.KEY_ORDER: "{place} has JSON whose keys change their order. Serialise it canonically{repair}.",
@@ -202,7 +202,7 @@ def said_of(loss: Loss) -> str:
         at=loss.begin_bytes,
         message=loss.message,
         orders=f"{count}{' or more' * (count >= PIECES_MAX)} orders" if count > 1 else "changing order",
-        repair=" (observatory.repairs: canonical_tools)" if last.path.startswith("tools") else "",
+        repair=" (insights.normalize_tools: canonical_tools)" if last.path.startswith("tools") else "",
     )
 
 

@@ -18,9 +18,7 @@ from router.core.types.misses import PromptAnalysis
 from router.core.types.requests import MessageBoundary, MessagePrefix, Prompt, RequestSpec
 from tests.support.examples import examples
 
-pytestmark = pytest.mark.promise(
-    "Prompt texts are kept in memory only, within `observatory.memory_bytes_max`.", "records"
-)
+pytestmark = pytest.mark.promise("Prompt texts are kept in memory only, within `insights.memory_bytes_max`.", "records")
 
 MIB = 1 << 20
 
