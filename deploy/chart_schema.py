@@ -18,9 +18,11 @@ import msgspec
 from router.cli.config_loader import TEXTS_OR_NUMBERS
 from router.config.schema import field_keys
 from router.core.placement.policies import POLICIES
+from router.former_names import SETTINGS, UNTIL
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
 ENGINES_TARGET = TARGET.parent / "charts" / "engines" / TARGET.name
+FORMER_TARGET = TARGET.parent / "files" / "former-settings.json"
 
 Schema = dict[str, Any]
 
@@ -81,12 +83,17 @@ def config() -> Schema:
     """Return the schema of the whole settings file."""
     sections: dict[str, dict[str, Schema]] = {}
     top: dict[str, Schema] = {}
-    for key, type_ in field_keys().items():
+    types = field_keys()
+    for key, type_ in types.items():
         section, _, name = key.partition(".")
         if name:
             sections.setdefault(section, {})[name] = setting(key, type_)
         else:
             top[key] = setting(key, type_)
+    for former, key in SETTINGS.items():
+        section, _, name = former.partition(".")
+        described = {"description": f"Former name of `{key}`, read until version {UNTIL}."}
+        sections.setdefault(section, {})[name] = setting(key, types[key]) | described
     return closed(("discovery",), **top, **{name: closed(**fields) for name, fields in sections.items()})
 
 
@@ -263,6 +270,7 @@ def objects() -> dict[str, Schema]:
 
 def schema() -> Schema:
     """Return the schema of all values. Draft 7, which every Helm with schema support accepts."""
+    store = secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY)
     values = closed(
         ("config",),
         nameOverride=NAME,
@@ -271,13 +279,15 @@ def schema() -> Schema:
         commonAnnotations=OF_USER,
         config=config(),
         mode=words("proxy", "extproc", "both"),
+        face=words("edge", "picker", "both") | {"description": f"Former name of `mode`, read until version {UNTIL}."},
         engines=OF_KUBERNETES,  # closed by the schema of that chart
         apiKeys=secret(key=SECRET_KEY),
         authSecret=secret(key=SECRET_KEY),
         adminToken=secret(key=SECRET_KEY),
         upstreamKey=secret(key=SECRET_KEY),
         tls=secret(clientCaKey=SECRET_KEY),
-        peering=secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY),
+        peering=store,
+        shared=store | {"description": f"Former name of `peering`, read until version {UNTIL}."},
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         # Of charts that contain this one: Helm's own, and the usual condition of a dependency.
         **{"global": OF_KUBERNETES, "enabled": YES},
@@ -345,6 +355,15 @@ def engines_text() -> str:
     return json.dumps(engines_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+def former_text() -> str:
+    """Return the file of former names that templates read: former section -> former key -> current dotted key."""
+    sections: dict[str, dict[str, str]] = {}
+    for former, key in SETTINGS.items():
+        section, _, name = former.partition(".")
+        sections.setdefault(section, {})[name] = key
+    return json.dumps(sections, indent=2) + "\n"
+
+
 def text() -> str:
     """Return the file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
@@ -354,6 +373,7 @@ def main() -> int:
     """Write the file."""
     TARGET.write_text(text(), encoding="utf-8")
     ENGINES_TARGET.write_text(engines_text(), encoding="utf-8")
+    FORMER_TARGET.write_text(former_text(), encoding="utf-8")
     return 0
 
 

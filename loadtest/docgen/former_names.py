@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadtest.docgen.markdown import table
-from router.former_names import HEADERS, LABEL_VALUES, LOG_EVENTS, METRICS, SETTINGS
+from router.former_names import HEADERS, KEY_FIELDS, LABEL_VALUES, LOG_EVENTS, METRICS, SETTING_VALUES, SETTINGS
 
 _PLACES = {
     "fate": "`fate` of `warmroute_token_fate_total`; `places` in the log, `/admin/decisions` and `/admin/series`",
@@ -20,6 +20,8 @@ def former_names_tables() -> str:
     head = ("former name", "name")
     sections: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         "Settings": (head, [*_names(SETTINGS)]),
+        "Values of settings": (("setting", "former value", "value"), [*_setting_values()]),
+        "Fields of the keys file": (head, [*_names(KEY_FIELDS)]),
         "Metrics": ((*head, "labels"), [*_metrics()]),
         "Headers": (head, [*_names(HEADERS)]),
         "Log events": (head, [*_names(LOG_EVENTS)]),
@@ -31,6 +33,12 @@ def former_names_tables() -> str:
 def _names(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for former, name in sorted(names.items()):
         yield f"`{former}`", f"`{name}`"
+
+
+def _setting_values() -> Iterator[tuple[str, str, str]]:
+    for key, values in SETTING_VALUES.items():
+        for former, value in sorted(values.items()):
+            yield f"`{key}`", f"`{former}`", f"`{value}`"
 
 
 def _metrics() -> Iterator[tuple[str, str, str]]:

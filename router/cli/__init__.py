@@ -2,6 +2,7 @@
 
 main           the command line
 config_loader  settings from all sources, checked
+config_sources settings in the file and in the environment
 optional_deps  the message for a missing library
 arguments      command lines that report their errors with hints
 top/           the dashboard in a terminal

@@ -49,7 +49,9 @@ class CommandParser(argparse.ArgumentParser):
         return nearest(flag, self._flags(), prefix="--")
 
     def _flags(self) -> Iterable[str]:
-        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+        """Return the flags that help lists: no former one."""
+        actions = self._option_string_actions.items()
+        return [flag for flag, action in actions if flag.startswith("--") and action.help != argparse.SUPPRESS]
 
 
 def _words(name: str) -> list[str]:

@@ -17,13 +17,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from router.cli.config_sources import FILE_BYTES_MAX, flatten, from_env, read_file
 from router.config import secrets
 from router.config.allowed_networks import allowed_problems, is_address, is_loopback
 from router.config.api_keys import APPEND_ONLY, OFF, Keys, KeysError
-from router.config.files import NotYaml, read_at_most, yaml_of
+from router.config.files import read_at_most
+from router.config.former_settings import FormerNames, rename_keys, rename_value
 from router.config.origins import origin_problems
 from router.config.schema import SECRETS, DiscoverySettings, InsightsSettings, Settings, SettingsError, field_keys
-from router.config.suggestions import describe_mismatch, nearest, quote_value
+from router.config.suggestions import describe_mismatch, nearest
 from router.config.tls import listener_problems, replica_problems
 from router.config.url_maps import (
     base_urls,
@@ -39,17 +41,13 @@ from router.config.url_maps import (
 from router.core.dialects.tool_normalization import REPAIRS
 from router.core.placement.policies import POLICIES, DisaggPolicy
 from router.engines.discovery import POOLS_MAX, SOURCES
+from router.former_names import SETTING_VALUES, SETTINGS
 from router.peering.validation import shared_problems
 from router.prewarm.prefixes import file_problems
 from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
-FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has about 40 KiB
-UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest valid one, which takes about 40 ms
 PROBLEMS_MAX = 200  # problems that are listed one by one
-ENV_PREFIX = "WARMROUTE_"
-# for pip (deploy/backend.py); a user may export it there and start the router in the same environment
-ENV_OF_BUILD = "WARMROUTE_NATIVE"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings with values that YAML may read as a number
 DISABLED_VALUES = (
@@ -59,21 +57,26 @@ DISABLED_VALUES = (
 
 
 def load(
-    file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    former: FormerNames | None = None,
 ) -> Settings:
-    """Return settings from all sources. `overrides` maps dotted keys to values. Raises SettingsError with every
-    problem."""
+    """Return settings from all sources. `overrides` maps dotted keys to values. `former` gets the former names that
+    were given. Raises SettingsError with every problem."""
     problems: list[str] = []
+    used: dict[str, str] = {}
     keys = field_keys()
-    flat = _flatten(_read_file(file, problems), keys, problems) if file else {}
-    flat |= _from_env(env or {}, keys, problems)
-    for key, value in (overrides or {}).items():
+    flat = flatten(read_file(file, problems), keys, problems, used) if file else {}
+    flat |= from_env(env or {}, keys, problems, used)
+    for key, value in rename_keys(overrides or {}, SETTINGS, problems, used).items():
         if key in keys:
             flat[key] = value
         else:
             problems.append(f"unknown setting '{key}'{nearest(key, keys)}")
     values = {}
     for key, raw in flat.items():
+        raw = rename_value(key, raw, SETTING_VALUES.get(key, {}), used)
         if key in TEXTS_OR_NUMBERS and type(raw) is int:
             raw = str(raw)
         if key in DISABLED_VALUES and raw is False:
@@ -89,9 +92,11 @@ def load(
         if key in values:
             values[key] = base_urls(values[key])
     settings: Settings = _build(Settings, "", values)
-    problems += _check(settings)
+    problems += _check(settings, used)
     if problems:
         raise SettingsError(_first(problems, PROBLEMS_MAX, "problems"))
+    if former is not None:
+        former.replace(used)
     return settings
 
 
@@ -99,70 +104,6 @@ def _first(problems: list[str], most: int, what: str) -> list[str]:
     """Return the first `most` problems, and a line with the number of the others."""
     left = len(problems) - most
     return problems if left <= 0 else [*problems[:most], f"and {left:,} more {what}"]
-
-
-def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
-    try:
-        data = read_at_most(file, FILE_BYTES_MAX)
-        if len(data) > FILE_BYTES_MAX:
-            problems.append(f"{file}: has more than {FILE_BYTES_MAX >> 20} MiB")
-            return {}
-        tree = yaml_of(data.decode())
-    except OSError as error:
-        problems.append(f"{file}: {error.strerror or error}")
-        return {}
-    except (NotYaml, UnicodeDecodeError) as error:
-        problems.append(f"{file}: not YAML: {error}")
-        return {}
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        problems.append(f"{file}: the top level must be a mapping of settings")
-        return {}
-    return tree
-
-
-def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return a file's tree as dotted keys; unknown ones become problems."""
-    sections = {key.split(".")[0] for key in keys if "." in key}
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if name not in sections:
-            found = {str(name): value}
-        elif isinstance(value, dict):
-            found = {f"{name}.{inner}": v for inner, v in value.items()}
-        else:
-            found = {}
-            if value is not None:
-                problems.append(f"'{name}' must be a mapping, not {quote_value(value)}")
-        # `auth.keys_file: x` beside `auth: {keys_file: y}`: the YAML has no key twice, but the settings have.
-        problems += [f"'{key}' is given twice" for key in found if key in flat and key in keys]
-        flat |= found
-    unknown = sorted(flat.keys() - keys.keys())
-    for key in unknown[:UNKNOWN_MAX]:
-        problems.append(f"unknown setting '{key[:200]}'{nearest(key, [*keys, *sections])}")
-    if len(unknown) > UNKNOWN_MAX:
-        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown settings")
-    return {key: value for key, value in flat.items() if key in keys}
-
-
-def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
-    unknown = [
-        name
-        for name in sorted(env.keys() - names.keys())
-        if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name)
-    ]
-    for name in unknown[:UNKNOWN_MAX]:
-        problems.append(f"unknown environment variable '{name}'{nearest(name, names, prefix=ENV_PREFIX)}")
-    if len(unknown) > UNKNOWN_MAX:
-        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown environment variables")
-    return {names[name]: value for name, value in env.items() if name in names}
-
-
-# Kubernetes gives every pod variables for every Service of its namespace (service links). Those of a Service named
-# `warmroute` are not typing errors.
-_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def _is_text(value: object) -> bool:
@@ -192,8 +133,8 @@ def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: 
     return type_(**arguments)
 
 
-def _check(settings: Settings) -> list[str]:
-    """Return the problems of values that have the right type."""
+def _check(settings: Settings, used: dict[str, str]) -> list[str]:
+    """Return the problems of values that have the right type. `used` gets the former names of fields in files."""
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
@@ -206,18 +147,18 @@ def _check(settings: Settings) -> list[str]:
         problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
-    problems += _check_access(settings)
+    problems += _check_access(settings, used)
     problems += shared_problems(settings.peering)
-    problems += _check_observatory(settings.insights)
+    problems += _check_insights(settings.insights)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += peer_problems(settings.p2p.endpoints)
-    problems += _check_split(settings)
+    problems += _check_disagg(settings)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += origin_problems(listen.cors_origins)
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
-    problems += _check_gateway(settings)
+    problems += _check_extproc(settings)
     problems += continue_problems(upstream.stream_failover_models)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
@@ -242,7 +183,7 @@ _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?"
 _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
-def _check_split(settings: Settings) -> list[str]:
+def _check_disagg(settings: Settings) -> list[str]:
     """Return the problems of the settings of disaggregated prefill."""
     policy = settings.routing.policy
     others = settings.discovery.source != "static" or settings.admin.replicas_allowed
@@ -325,12 +266,12 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     return problems
 
 
-def _check_gateway(settings: Settings) -> list[str]:
+def _check_extproc(settings: Settings) -> list[str]:
     """Return the problems of the picker's settings."""
-    gateway, problems = settings.extproc, []
-    problems += objective_problems(gateway.objectives)
-    problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "extproc")
-    if not gateway.host:
+    extproc, problems = settings.extproc, []
+    problems += objective_problems(extproc.objectives)
+    problems += listener_problems(extproc.tls_certificate, extproc.tls_key, extproc.tls_client_ca, "extproc")
+    if not extproc.host:
         problems.append("'extproc.host': must not be empty; 0.0.0.0 is every address")
     if settings.listen.mode == "proxy":
         return problems
@@ -346,8 +287,9 @@ def _check_gateway(settings: Settings) -> list[str]:
     return problems
 
 
-def _check_access(settings: Settings) -> list[str]:
-    """Return the problems of keys, tokens, secrets, and of the files that contain them."""
+def _check_access(settings: Settings, used: dict[str, str]) -> list[str]:
+    """Return the problems of keys, tokens, secrets, and of the files that contain them. `used` gets the former names of
+    fields in the keys file."""
     admin, auth, upstream = settings.admin, settings.auth, settings.upstream
     problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
     problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
@@ -364,6 +306,7 @@ def _check_access(settings: Settings) -> list[str]:
     if auth.keys_file:
         try:
             keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
+            used |= {f"auth.keys_file: {former}": name for former, name in keys.former.items()}
             isolated = any(tenant.isolated for tenant in keys.tenants.values())
             if not settings.insights.enabled and any(t.history_policy != OFF for t in keys.tenants.values()):
                 problems.append("'auth.keys_file': its history_policy needs 'insights.enabled'")
@@ -376,19 +319,19 @@ def _check_access(settings: Settings) -> list[str]:
     return problems
 
 
-def _check_observatory(observatory: InsightsSettings) -> list[str]:
+def _check_insights(insights: InsightsSettings) -> list[str]:
     """Return the problems of the settings of repairs, and of headers that describe requests."""
     problems = []
-    for name in observatory.normalize_tools:
+    for name in insights.normalize_tools:
         if name not in REPAIRS:
             problems.append(f"'insights.normalize_tools': there is no '{name}'{nearest(name, REPAIRS)}")
-    if observatory.history_policy not in APPEND_ONLY:
+    if insights.history_policy not in APPEND_ONLY:
         known = ", ".join(APPEND_ONLY)
-        problems.append(f"'insights.history_policy': '{observatory.history_policy}' is none of {known}")
-    elif observatory.history_policy != OFF and not observatory.enabled:
+        problems.append(f"'insights.history_policy': '{insights.history_policy}' is none of {known}")
+    elif insights.history_policy != OFF and not insights.enabled:
         problems.append("'insights.history_policy': needs 'insights.enabled', by which history is known")
-    if observatory.step_header and not _HEADER.fullmatch(observatory.step_header):
-        problems.append(f"'insights.step_header': '{observatory.step_header}' is not the name of a header")
+    if insights.step_header and not _HEADER.fullmatch(insights.step_header):
+        problems.append(f"'insights.step_header': '{insights.step_header}' is not the name of a header")
     return problems
 
 

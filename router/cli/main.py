@@ -18,6 +18,7 @@ from router.cli.optional_deps import describe_missing_extra
 from router.config.api_keys import KeysError, entry_of, make_key
 from router.config.fd_limits import raise_limit
 from router.config.file_contents import NotedRead, install, install_or_restore
+from router.config.former_settings import FormerNames
 from router.config.schema import Settings, SettingsError, field_keys
 from router.core.placement.policies import POLICIES
 from router.core.types.requests import Priority
@@ -75,17 +76,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until there are settings to read again
 
-    read = NotedRead(lambda: load(options.config, os.environ, _overrides(options)))
+    former = FormerNames()
+    read = NotedRead(lambda: load(options.config, os.environ, _overrides(options), former))
     try:
         settings = read()
     except SettingsError as error:
         return _complain(error)
-    if settings.listen.workers > 1:
+    several = settings.listen.workers > 1
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=several)
+    former.log()
+    if several:
         from router.multiprocess import supervisor
 
         return supervisor.run(settings, read, options.config)
     install(read.files)
-    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
     from router.eventloop import run
 
     return run(_serve(settings, read, options.config))
@@ -133,6 +137,7 @@ def _parser() -> CommandParser:
     serve.add_argument(
         "--mode", metavar="MODE", help="proxy: takes requests; extproc: a gateway asks over gRPC; both (proxy)"
     )
+    serve.add_argument("--face", help=argparse.SUPPRESS)  # former name of --mode
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (8000)")
     serve.add_argument("--admin-port", metavar="PORT", help="port of the admin listener (8001)")
@@ -262,6 +267,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     flags = {
         "replicas": options.replica,
         "listen.mode": options.mode,
+        "listen.face": options.face,
         "listen.host": options.host,
         "listen.port": options.port,
         "listen.admin_port": options.admin_port,
@@ -286,10 +292,13 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 def _check(options: argparse.Namespace) -> int:
     """Check the settings as `serve` would load them here, including the environment, which may contain secrets and
     mistakes."""
+    former = FormerNames()
     try:
-        NotedRead(lambda: load(options.file, os.environ, _assignments(options.set)))()
+        NotedRead(lambda: load(options.file, os.environ, _assignments(options.set), former))()
     except SettingsError as error:
         return _complain(error)
+    if names := former.describe():
+        print(f"warmroute: {names}", file=sys.stderr)
     print(f"{options.file}: fine")
     return 0
 

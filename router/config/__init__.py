@@ -2,6 +2,7 @@
 
 schema            the settings, with their defaults and reasons
 reload            settings that may change while the router runs
+former_settings   former names of settings
 api_keys          API keys and tenants
 secrets           secrets, in settings or files
 tls               TLS contexts

@@ -32,10 +32,12 @@ from msgspec import Meta
 
 from router.config.file_contents import content
 from router.config.files import NotYaml, yaml_of
+from router.config.former_settings import rename_keys
 from router.config.schema import Settings, SettingsError
 from router.config.suggestions import describe_mismatch, nearest
 from router.core.dialects.tool_normalization import REPAIRS, in_order
 from router.core.types.requests import Priority
+from router.former_names import KEY_FIELDS
 
 READY_PAGE, PING = "/readyz", "/ping"
 READY_ALIASES = ("/health", PING)  # engines' paths for the same, requested by load balancers and benchmarks
@@ -130,8 +132,11 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Keys:
     """Table of keys. Reading the file again makes a new one."""
 
-    def __init__(self, by_digest: Mapping[str, Tenant], tenants: Mapping[str, Tenant]) -> None:
+    def __init__(
+        self, by_digest: Mapping[str, Tenant], tenants: Mapping[str, Tenant], former: Mapping[str, str] | None = None
+    ) -> None:
         self._by_digest = by_digest
+        self.former = former or {}  # former fields in the file -> fields
         # By name. Models and priority, which belong to keys, are those of the tenant's first key.
         self.tenants: Mapping[str, Tenant] = tenants
 
@@ -160,7 +165,8 @@ class Keys:
         """Read a keys file. The other arguments are defaults for tenants with keys that lack the field. Raises
         KeysError."""
         problems: list[str] = []
-        entries = [_entry(each, number, problems) for number, each in enumerate(_read(file), 1)]
+        former: dict[str, str] = {}
+        entries = [_entry(each, number, problems, former) for number, each in enumerate(_read(file), 1)]
         good = [entry for entry in entries if entry is not None]
         for what, values in (("name", [e.name for e in good]), ("sha256", [e.sha256 for e in good])):
             known = set[str]()
@@ -191,7 +197,7 @@ class Keys:
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
-        return cls(by_digest, tenants)
+        return cls(by_digest, tenants, former)
 
 
 def _read(file: Path) -> list[Any]:
@@ -209,14 +215,21 @@ def _read(file: Path) -> list[Any]:
     return listed
 
 
-def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - any value
-    """Return one entry, or None after adding its problems."""
+def _entry(  # `given` is any value
+    given: Any,  # noqa: ANN401
+    number: int,
+    problems: list[str],
+    former: dict[str, str],
+) -> _Entry | None:
+    """Return one entry, or None after adding its problems. `former` gets its former fields."""
     named = given.get("name") if isinstance(given, dict) else None
     which = f"key '{named}'" if isinstance(named, str) and is_valid_name(named) else f"entry {number}"
     if not isinstance(given, dict):
         problems.append(f"{which}: must be a mapping with name, sha256 and tenant")
         return None
-    fields = _Entry.__struct_fields__
+    fields, twice = _Entry.__struct_fields__, list[str]()
+    given = rename_keys(given, KEY_FIELDS, twice, former)
+    problems += [f"{which}: {problem}" for problem in twice]
     odd = islice((name for name in given if name not in fields), UNKNOWN_MAX)
     unknown = [f"unknown field '{_quote_text(name)}'{nearest(str(name), fields)}" for name in odd]
     try:
@@ -301,7 +314,7 @@ def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fie
     given = {"name": f"{tenant:.55}-{digest[:8]}", "sha256": digest, "tenant": tenant}
     given |= {name: value for name, value in fields.items() if value}
     problems: list[str] = []
-    if _entry(given, 1, problems) is None:
+    if _entry(given, 1, problems, {}) is None:
         raise KeysError(problems)
     lines = (f"{name}: {msgspec.json.encode(value).decode()}" for name, value in given.items())  # any JSON is YAML
     return "- " + "\n  ".join(lines) + "\n"

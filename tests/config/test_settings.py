@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.cli.config_loader import ENV_PREFIX, load
+from router.cli.config_loader import load
+from router.cli.config_sources import ENV_PREFIX
 from router.config import schema as module
 from router.config.schema import Settings, SettingsError, field_keys
 from tests.support.keyring import Keyring

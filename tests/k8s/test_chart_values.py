@@ -12,6 +12,7 @@ import yaml
 
 from deploy import chart_schema
 from router.config.schema import field_keys
+from router.former_names import SETTINGS
 from tests.k8s.tools import CHART, NAMESPACE, NEEDED, NEEDED_OPTIONS, RELEASE, helm, settings_of, template
 
 GOOD = NEEDED
@@ -328,14 +329,14 @@ def test_the_schema_is_up_to_date() -> None:
 
 
 def test_every_setting_is_in_the_schema() -> None:
-    """Every setting that the router has may be given in `config`, under its own name."""
+    """Every setting that the router has may be given in `config`, under its name or its former one."""
     config = chart_schema.schema()["properties"]["config"]["properties"]
     named = {
         f"{name}.{key}" if "properties" in part else name
         for name, part in config.items()
         for key in part.get("properties", {"": None})
     }
-    assert named == {*field_keys()}
+    assert named == {*field_keys(), *SETTINGS}
 
 
 def test_every_object_is_closed() -> None:
@@ -375,7 +376,7 @@ def test_defaults_and_schema_have_the_same_names() -> None:
     """Every value in values.yaml is in the schema and the other way round, `config` and what other charts say apart."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads(chart_schema.TARGET.read_text(encoding="utf-8"))["properties"]
-    assert {*schema} - {"global", "enabled"} == {*values}
+    assert {*schema} - {"global", "enabled", "face", "shared"} == {*values}
     for name in {*values} - {"config", "affinity", "resources", "dnsConfig"}:
         if "properties" in schema[name]:
             assert {*schema[name]["properties"]} == {*values[name]}, name

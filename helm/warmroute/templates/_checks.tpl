@@ -1,6 +1,7 @@
 {{/* Checks that the schema cannot express: wrong combinations of valid values. All problems are reported at once. */}}
 {{- define "warmroute.check" -}}
 {{- $problems := concat
+  (include "warmroute.checkNames" . | fromJsonArray)
   (include "warmroute.checkDiscovery" . | fromJsonArray)
   (include "warmroute.checkSecrets" . | fromJsonArray)
   (include "warmroute.checkPod" . | fromJsonArray)
@@ -13,9 +14,21 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "warmroute.checkNames" -}}
+{{- $p := list -}}
+{{- $config := .Values.config -}}
+{{- range include "warmroute.formerNames" . | fromJsonArray -}}
+  {{- $name := splitList "." (last .) -}}
+  {{- if and (eq (len $name) 3) (hasKey (dig (index $name 1) dict $config) (last $name)) -}}
+    {{- $p = append $p (printf "%s is the former name of %s, which is given too: remove %s" (first .) (last .) (first .)) -}}
+  {{- end -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
 {{- define "warmroute.checkDiscovery" -}}
 {{- $p := list -}}
-{{- $d := .Values.config.discovery -}}
+{{- $d := (include "warmroute.config" . | fromJson).discovery -}}
 {{- $engines := .Values.networkPolicy.engines -}}
 {{- if eq $d.source "dns" -}}
   {{- if not $d.dns_name -}}
@@ -27,7 +40,7 @@
     {{- $p = append $p "config.discovery.port must be a number with source dns: addresses have no named ports" -}}
   {{- end -}}
 {{- else if eq $d.source "static" -}}
-  {{- if not .Values.config.replicas -}}
+  {{- if not (include "warmroute.config" . | fromJson).replicas -}}
     {{- $p = append $p "config.replicas is needed with source static: base URLs, such as http://vllm-0.vllm:8000" -}}
   {{- end -}}
   {{- if and .Values.networkPolicy.enabled (not $engines) -}}
@@ -40,7 +53,7 @@
   {{- else if not (has .Release.Namespace (include "warmroute.namespaces" . | fromJsonArray)) -}}
     {{- $p = append $p (printf "config.discovery.namespaces must name %s too, where engines.models run" .Release.Namespace) -}}
   {{- end -}}
-  {{- $connector := dig "disagg" "kv_connector" "" .Values.config -}}
+  {{- $connector := dig "disagg" "kv_connector" "" (include "warmroute.config" . | fromJson) -}}
   {{- $roles := false -}}
   {{- range .Values.engines.models -}}
     {{- if .role }}{{ $roles = true }}{{ end -}}
@@ -59,10 +72,10 @@
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
+{{- if and (ne $d.source "static") (include "warmroute.config" . | fromJson).replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}
 {{- end -}}
-{{- if and (dig "admin" "replicas_allowed" list .Values.config) .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+{{- if and (dig "admin" "replicas_allowed" list (include "warmroute.config" . | fromJson)) .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: replicas that config.admin.replicas_allowed lets be added are none of what discovery finds, so nothing lets the routers reach them" -}}
 {{- end -}}
 {{- $p | toJson -}}
@@ -70,7 +83,7 @@
 
 {{- define "warmroute.checkTracing" -}}
 {{- $p := list -}}
-{{- $config := .Values.config -}}
+{{- $config := include "warmroute.config" . | fromJson -}}
 {{- range $where := list (list "tracing" "endpoint") (list "metrics" "otlp_endpoint") -}}
   {{- with dig (first $where) (last $where) "" $config -}}
     {{- if not (regexMatch "^https?://[^/]" .) -}}
@@ -83,8 +96,9 @@
 
 {{- define "warmroute.checkSecrets" -}}
 {{- $p := list -}}
-{{- $config := .Values.config -}}
+{{- $config := include "warmroute.config" . | fromJson -}}
 {{- $values := .Values -}}
+{{- $store := include "warmroute.storeSecret" . | fromJson -}}
 {{- range $secret := list
   (list "admin" "token" "adminToken")
   (list "auth" "secret" "authSecret")
@@ -110,7 +124,7 @@
   {{- if or .password (contains "@" (default "" .redis_url)) -}}
     {{- $p = append $p "config.peering has a password, which would be in the pods' annotations for all to read: put the URL into a Secret and name that in peering.existingSecret" -}}
   {{- end -}}
-  {{- if and (or .redis_url .redis_url_file) $values.peering.existingSecret $values.peering.urlKey -}}
+  {{- if and (or .redis_url .redis_url_file) $store.existingSecret $store.urlKey -}}
     {{- $p = append $p "config.peering.redis_url and peering.urlKey say the same thing: give one of them, and `peering.urlKey: \"\"` where the Secret has something else" -}}
   {{- end -}}
 {{- end -}}
@@ -142,7 +156,7 @@
 {{- if not .Values.image.repository -}}
   {{- $p = append $p "image.repository is needed: no registry hosts an image yet; build it (docker build -f deploy/Dockerfile), push it, and name where, such as --set image.repository=registry.example.com/warmroute" -}}
 {{- end -}}
-{{- $listen := dig "listen" dict .Values.config -}}
+{{- $listen := dig "listen" dict (include "warmroute.config" . | fromJson) -}}
 {{- if has (default "0.0.0.0" $listen.host) (list "127.0.0.1" "::1" "localhost") -}}
   {{- $p = append $p (printf "config.listen.host: nobody reaches '%s' from outside the pod; leave it out for 0.0.0.0" $listen.host) -}}
 {{- end -}}
@@ -174,10 +188,10 @@
 {{- if lt $grace $needed -}}
   {{- $p = append $p (printf "terminationGracePeriodSeconds: %d s would cut streams; lame duck, drain, 15 s to end and preStopSleepSeconds are %d s" $grace $needed) -}}
 {{- end -}}
-{{- if and (dig "events" "bind" "" .Values.config) (or .Values.autoscaling.enabled (gt (int .Values.replicaCount) 1)) -}}
+{{- if and (dig "events" "bind" "" (include "warmroute.config" . | fromJson)) (or .Values.autoscaling.enabled (gt (int .Values.replicaCount) 1)) -}}
   {{- $p = append $p "config.events.bind needs replicaCount 1 and no autoscaling: an engine that connects to a Service reaches one router only" -}}
 {{- end -}}
-{{- if and (dig "events" "bind" "" .Values.config) (not (include "warmroute.eventsPort" .)) -}}
+{{- if and (dig "events" "bind" "" (include "warmroute.config" . | fromJson)) (not (include "warmroute.eventsPort" .)) -}}
   {{- $p = append $p "config.events.bind must end in a port, such as tcp://0.0.0.0:5557" -}}
 {{- end -}}
 {{- $lower := dict "memory" "lower config.routing.index_bytes_max and config.limits.total_body_bytes_max, or raise the limit" "cpu" "give resources.requests.cpu too" -}}
@@ -189,12 +203,12 @@
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
-  {{- if regexMatch "^WARMROUTE_(LISTEN|EXTPROC|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
+  {{- if regexMatch "^WARMROUTE_(LISTEN|EXTPROC|GATEWAY|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
     {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraArgs -}}
-  {{- if regexMatch "^(--(config|mode|host|port|admin-port|workers)(=|$)|(--set=)?(listen|extproc|discovery|admin|events.bind|auth.keys)[._])" . -}}
+  {{- if regexMatch "^(--(config|mode|face|host|port|admin-port|workers)(=|$)|(--set=)?(listen|extproc|gateway|discovery|admin|events.bind|auth.keys)[._])" . -}}
     {{- $p = append $p (printf "extraArgs: '%s' would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .) -}}
   {{- end -}}
 {{- end -}}
@@ -251,11 +265,11 @@
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
   {{- $p = append $p "ingress.hosts is needed: names under which clients come, such as [llm.example.com]" -}}
 {{- end -}}
-{{- $onMain := dig "listen" "metrics_on_main" true .Values.config -}}
+{{- $onMain := dig "listen" "metrics_on_main" true (include "warmroute.config" . | fromJson) -}}
 {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) (not $onMain) (not .Values.adminToken.existingSecret) -}}
   {{- $p = append $p "adminToken.existingSecret is needed: without config.listen.metrics_on_main there is nothing to scrape from outside the pod" -}}
 {{- end -}}
-{{- $keys := or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" .Values.config) (dig "admin" "token_file" "" .Values.config) -}}
+{{- $keys := or .Values.apiKeys.existingSecret (dig "auth" "keys_file" "" (include "warmroute.config" . | fromJson)) (dig "admin" "token_file" "" (include "warmroute.config" . | fromJson)) -}}
 {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) $keys (not .Values.adminToken.existingSecret) -}}
   {{- $p = append $p "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows the admin token, and Prometheus would get 401" -}}
 {{- end -}}

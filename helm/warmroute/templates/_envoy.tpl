@@ -43,8 +43,8 @@ typed_config:
 {{- $ports := .Values.pool.targetPorts -}}
 {{- $engines := printf "%s-engines.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
 {{- $pickers := printf "%s-pickers.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
-{{- $body := int64 (dig "limits" "body_bytes_max" 33554432 .Values.config) -}}
-{{- $firstByte := dig "upstream" "first_byte_timeout_s" 600 .Values.config | int -}}
+{{- $body := int64 (dig "limits" "body_bytes_max" 33554432 (include "warmroute.config" . | fromJson)) -}}
+{{- $firstByte := dig "upstream" "first_byte_timeout_s" 600 (include "warmroute.config" . | fromJson) | int -}}
 admin:
   # A client of the admin page can stop Envoy, so it listens on loopback only.
   address:
@@ -112,7 +112,7 @@ static_resources:
                               num_retries: 2
                         {{- if $open }}
                         # Requests that no picker has received: only prompts, and without credentials.
-                        {{- range concat $rules.prompts (dig "api" "passthrough" $rules.passthrough .Values.config) }}
+                        {{- range concat $rules.prompts (dig "api" "passthrough" $rules.passthrough (include "warmroute.config" . | fromJson)) }}
                         - match: {path: {{ . | quote }}, headers: [{name: ":method", string_match: {exact: POST}}]}
                           route: *engines
                           request_headers_to_remove: {{ $rules.secrets | toJson }}
@@ -138,7 +138,7 @@ static_resources:
                         response_trailer_mode: SKIP
                       # Longer than the maximum time of a request in the router's queue (`admission.queue_timeout_s`). A picker
                       # that hangs is detected sooner, by its health checks and the keepalive of its connections.
-                      message_timeout: {{ default (printf "%ds" (dig "admission" "queue_timeout_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
+                      message_timeout: {{ default (printf "%ds" (dig "admission" "queue_timeout_s" 30 (include "warmroute.config" . | fromJson) | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
                       failure_mode_allow: {{ $open }}
                       # Routes are matched again after the picker has set its header.
                       route_cache_action: CLEAR

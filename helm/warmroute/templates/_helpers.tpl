@@ -92,7 +92,7 @@ seccompProfile:
 
 {{/* Number of processes of a pod: workers, plus the control plane (hub) if there are several workers. */}}
 {{- define "warmroute.processes" -}}
-{{- $workers := int (dig "listen" "workers" 1 .Values.config) -}}
+{{- $workers := int (dig "listen" "workers" 1 (include "warmroute.config" . | fromJson)) -}}
 {{- if gt $workers 1 }}{{ add $workers 1 }}{{ else }}1{{ end -}}
 {{- end -}}
 
@@ -117,7 +117,7 @@ seccompProfile:
 
 {{/* Resources of a router, as JSON. */}}
 {{- define "warmroute.resources" -}}
-{{- $config := .Values.config -}}
+{{- $config := include "warmroute.config" . | fromJson -}}
 {{- $processes := int (include "warmroute.processes" .) -}}
 {{- $index := dig "routing" "index_bytes_max" 268435456 $config | float64 -}}
 {{- $tokens := dig "tokens" "cache_bytes_max" 134217728 $config | float64 -}}
@@ -158,8 +158,8 @@ seccompProfile:
 
 {{/* Seconds that a pod needs for an orderly termination. */}}
 {{- define "warmroute.graceNeeded" -}}
-{{- $duck := dig "listen" "lame_duck_s" 5 .Values.config | float64 -}}
-{{- $drain := dig "listen" "drain_s" 180 .Values.config | float64 -}}
+{{- $duck := dig "listen" "lame_duck_s" 5 (include "warmroute.config" . | fromJson) | float64 -}}
+{{- $drain := dig "listen" "drain_s" 180 (include "warmroute.config" . | fromJson) | float64 -}}
 {{- addf $duck $drain 15 (float64 .Values.preStopSleepSeconds) | ceil | int -}}
 {{- end -}}
 
@@ -193,16 +193,16 @@ httpGet:
 {{- end -}}
 
 {{- define "warmroute.port" -}}
-{{- dig "listen" "port" 8000 .Values.config | int -}}
+{{- dig "listen" "port" 8000 (include "warmroute.config" . | fromJson) | int -}}
 {{- end -}}
 
 {{- define "warmroute.adminPort" -}}
-{{- dig "listen" "admin_port" 8001 .Values.config | int -}}
+{{- dig "listen" "admin_port" 8001 (include "warmroute.config" . | fromJson) | int -}}
 {{- end -}}
 
 {{/* Port of `events.bind`, to which engines connect. Empty if no engine connects to the router. */}}
 {{- define "warmroute.eventsPort" -}}
-{{- dig "events" "bind" "" .Values.config | regexFind "[0-9]+$" -}}
+{{- dig "events" "bind" "" (include "warmroute.config" . | fromJson) | regexFind "[0-9]+$" -}}
 {{- end -}}
 
 {{- define "warmroute.metricsPort" -}}
@@ -230,7 +230,7 @@ httpGet:
 
 {{/* Namespaces of the engines' pods, as JSON. */}}
 {{- define "warmroute.namespaces" -}}
-{{- $namespaces := dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) -}}
+{{- $namespaces := dig "discovery" "namespaces" list (include "warmroute.config" . | fromJson) | default (list .Release.Namespace) -}}
 {{- with include "warmroute.pools" . | fromJsonArray -}}
 {{- $namespaces = list -}}
 {{- range . -}}

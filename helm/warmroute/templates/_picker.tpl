@@ -2,20 +2,20 @@
 
 {{/* "yes" if the routers are pickers, otherwise empty. */}}
 {{- define "warmroute.picks" -}}
-{{- if ne .Values.mode "proxy" }}yes{{ end -}}
+{{- if ne (include "warmroute.mode" .) "proxy" }}yes{{ end -}}
 {{- end -}}
 
 {{/* "yes" if clients send requests to the routers, otherwise empty. */}}
 {{- define "warmroute.serves" -}}
-{{- if ne .Values.mode "extproc" }}yes{{ end -}}
+{{- if ne (include "warmroute.mode" .) "extproc" }}yes{{ end -}}
 {{- end -}}
 
 {{- define "warmroute.pickerPort" -}}
-{{- dig "extproc" "port" 9002 .Values.config | int -}}
+{{- dig "extproc" "port" 9002 (include "warmroute.config" . | fromJson) | int -}}
 {{- end -}}
 
 {{- define "warmroute.pickerHealthPort" -}}
-{{- dig "extproc" "health_port" 9003 .Values.config | int -}}
+{{- dig "extproc" "health_port" 9003 (include "warmroute.config" . | fromJson) | int -}}
 {{- end -}}
 
 {{- define "warmroute.poolName" -}}
@@ -41,7 +41,7 @@
 
 {{/* InferencePools that discovery follows, as JSON: those of the settings, otherwise the chart's own pool, if any. */}}
 {{- define "warmroute.pools" -}}
-{{- $pools := default list (dig "discovery" "pools" list .Values.config) -}}
+{{- $pools := default list (dig "discovery" "pools" list (include "warmroute.config" . | fromJson)) -}}
 {{- if and (not $pools) (include "warmroute.picks" .) .Values.pool.create -}}
 {{- $pools = list (include "warmroute.poolName" .) -}}
 {{- end -}}
@@ -62,7 +62,7 @@
 
 {{/* Namespace of pools that are named without a namespace. */}}
 {{- define "warmroute.plainNamespace" -}}
-{{- dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) | first -}}
+{{- dig "discovery" "namespaces" list (include "warmroute.config" . | fromJson) | default (list .Release.Namespace) | first -}}
 {{- end -}}
 
 {{/* Backend of HTTPRoute and Ingress, as JSON. */}}
@@ -82,7 +82,7 @@
 
 {{/* Additional settings of a picker, as JSON. */}}
 {{- define "warmroute.pickerSettings" -}}
-{{- $gateway := merge (dict) (dig "extproc" dict .Values.config) (dict "host" (dig "listen" "host" "0.0.0.0" .Values.config)) -}}
+{{- $gateway := merge (dict) (dig "extproc" dict (include "warmroute.config" . | fromJson)) (dict "host" (dig "listen" "host" "0.0.0.0" (include "warmroute.config" . | fromJson))) -}}
 {{- with .Values.tls -}}
 {{- if .existingSecret -}}
 {{- $_ := set $gateway "tls_certificate" "/etc/warmroute/secrets/tls.crt" -}}
@@ -95,9 +95,9 @@
 
 {{- define "warmroute.checkPicker" -}}
 {{- $p := list -}}
-{{- $d := .Values.config.discovery -}}
+{{- $d := (include "warmroute.config" . | fromJson).discovery -}}
 {{- $labels := include "warmroute.poolLabels" . | fromJson -}}
-{{- if hasKey (dig "listen" dict .Values.config) "mode" -}}
+{{- if hasKey (dig "listen" dict (include "warmroute.config" . | fromJson)) "mode" -}}
   {{- $p = append $p "config.listen.mode: set `mode` of the chart, which also decides ports, probes and the pool" -}}
 {{- end -}}
 {{- if $d.pools -}}
@@ -112,8 +112,8 @@
   {{- end -}}
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
-  {{- if gt (int (dig "listen" "workers" 1 .Values.config)) 1 -}}
-    {{- $p = append $p (printf "config.listen.workers: a picker is one process; for more, raise replicaCount (mode: %s)" .Values.mode) -}}
+  {{- if gt (int (dig "listen" "workers" 1 (include "warmroute.config" . | fromJson))) 1 -}}
+    {{- $p = append $p (printf "config.listen.workers: a picker is one process; for more, raise replicaCount (mode: %s)" (include "warmroute.mode" .)) -}}
   {{- end -}}
   {{- $ports := list (int (include "warmroute.port" .)) (int (include "warmroute.adminPort" .)) (int (include "warmroute.pickerPort" .)) (int (include "warmroute.pickerHealthPort" .)) -}}
   {{- if or (has 0 $ports) (ne (len (uniq $ports)) 4) -}}

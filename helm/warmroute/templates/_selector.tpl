@@ -1,7 +1,7 @@
 {{/* Text of the engines' label selector: the given one, the pool's, that of this release's engines, or empty. */}}
 {{- define "warmroute.selectorText" -}}
 {{- $own := ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled -}}
-{{- .Values.config.discovery.selector | default (include "warmroute.poolSelector" .) | default $own -}}
+{{- (include "warmroute.config" . | fromJson).discovery.selector | default (include "warmroute.poolSelector" .) | default $own -}}
 {{- end -}}
 
 {{/*

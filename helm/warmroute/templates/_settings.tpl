@@ -15,8 +15,57 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- end -}}
 {{- end -}}
 
+{{/*
+`config` as JSON, with the current names of settings. A chart of version 0.3 or later reads no former names
+(files/former-settings.json).
+*/}}
+{{- define "warmroute.config" -}}
+{{- $former := .Files.Get "files/former-settings.json" | fromJson -}}
+{{- $tree := dict -}}
+{{- range $section, $fields := .Values.config -}}
+{{- if kindIs "map" $fields -}}
+{{- if not (or (hasKey $former $section) (hasKey $tree $section)) }}{{ $_ := set $tree $section dict }}{{ end -}}
+{{- range $key, $value := $fields -}}
+{{- $name := splitList "." (dig $section $key (printf "%s.%s" $section $key) $former) -}}
+{{- if not (hasKey $tree (first $name)) }}{{ $_ := set $tree (first $name) dict }}{{ end -}}
+{{- $_ := set (get $tree (first $name)) (last $name) $value -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := set $tree $section $fields -}}
+{{- end -}}
+{{- end -}}
+{{- $tree | toJson -}}
+{{- end -}}
+
+{{/* JSON list of the former names in `config`, each with the current name. */}}
+{{- define "warmroute.formerNames" -}}
+{{- $former := .Files.Get "files/former-settings.json" | fromJson -}}
+{{- $names := list -}}
+{{- range $section, $fields := .Values.config -}}
+{{- range $key, $_ := kindIs "map" $fields | ternary $fields dict -}}
+{{- with dig $section $key "" $former }}{{ $names = append $names (list (printf "config.%s.%s" $section $key) (printf "config.%s" .)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.face }}{{ $names = append $names (list "face" "mode") }}{{ end -}}
+{{- with .Values.shared }}{{ $names = append $names (list "shared" "peering") }}{{ end -}}
+{{- $names | toJson -}}
+{{- end -}}
+
+{{/* What is in front of the routers: proxy, extproc or both. `face` and its values are former names of `mode`. */}}
+{{- define "warmroute.mode" -}}
+{{- $given := default .Values.mode .Values.face -}}
+{{- get (dict "edge" "proxy" "picker" "extproc") $given | default $given -}}
+{{- end -}}
+
+{{/* Secret of the store, as JSON: `peering`, with the keys of its former name `shared`. */}}
+{{- define "warmroute.storeSecret" -}}
+{{- $secret := deepCopy .Values.peering -}}
+{{- range $key, $value := .Values.shared }}{{ $_ := set $secret $key $value }}{{ end -}}
+{{- $secret | toJson -}}
+{{- end -}}
+
 {{- define "warmroute.settingsTree" -}}
-{{- $tree := deepCopy .Values.config -}}
+{{- $tree := include "warmroute.config" . | fromJson -}}
 {{- $listen := merge (dict) (dig "listen" dict $tree) (dict "host" "0.0.0.0") -}}
 {{- $admin := dig "admin" dict $tree -}}
 {{- $auth := dig "auth" dict $tree -}}
@@ -40,7 +89,7 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- end -}}
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
-{{- $listen = merge (dict "mode" .Values.mode) $listen -}}
+{{- $listen = merge (dict "mode" (include "warmroute.mode" .)) $listen -}}
 {{- $_ := set $tree "extproc" (include "warmroute.pickerSettings" . | fromJson) -}}
 {{- end -}}
 {{- if .Values.adminToken.existingSecret -}}
@@ -79,7 +128,7 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- end -}}
 {{- $peering := dig "peering" dict $tree -}}
 {{- if include "warmroute.shares" . -}}
-{{- with .Values.peering -}}
+{{- with include "warmroute.storeSecret" . | fromJson -}}
 {{- if .existingSecret -}}
 {{- $files := dict -}}
 {{- range $key, $name := dict "redis_url_file" .urlKey "password_file" .passwordKey "tls_ca" .caKey "tls_certificate" .certificateKey -}}
@@ -139,13 +188,13 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 
 {{/* "yes" if the router saves its state in a volume of the pod, otherwise empty. */}}
 {{- define "warmroute.keepsState" -}}
-{{- if hasPrefix "/var/lib/warmroute/" (dig "snapshot" "path" "/var/lib/warmroute/state" .Values.config) }}yes{{ end -}}
+{{- if hasPrefix "/var/lib/warmroute/" (dig "snapshot" "path" "/var/lib/warmroute/state" (include "warmroute.config" . | fromJson)) }}yes{{ end -}}
 {{- end -}}
 
 {{/* "yes" if routers share a store, otherwise empty. */}}
 {{- define "warmroute.shares" -}}
-{{- $peering := dig "peering" dict .Values.config -}}
-{{- $secret := .Values.peering -}}
+{{- $peering := dig "peering" dict (include "warmroute.config" . | fromJson) -}}
+{{- $secret := include "warmroute.storeSecret" . | fromJson -}}
 {{- if or $peering.redis_url $peering.redis_url_file (and $secret.existingSecret $secret.urlKey) }}yes{{ end -}}
 {{- end -}}
 
@@ -190,6 +239,7 @@ the Secret for it. The location is `tokenizer`, or the model itself if that is a
 {{/* Sources of one projected volume, one for each file. */}}
 {{- define "warmroute.secretSources" -}}
 {{- $v := .Values -}}
+{{- $store := include "warmroute.storeSecret" . | fromJson -}}
 {{- $files := list
   (list $v.adminToken.existingSecret $v.adminToken.key "admin-token")
   (list $v.apiKeys.existingSecret $v.apiKeys.key "keys.yaml")
@@ -200,10 +250,10 @@ the Secret for it. The location is `tokenizer`, or the model itself if that is a
   (list $v.tls.existingSecret $v.tls.clientCaKey "tls-client-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.caKey "upstream-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.certificateKey "upstream.pem")
-  (list $v.peering.existingSecret $v.peering.urlKey "peering-redis_url_file")
-  (list $v.peering.existingSecret $v.peering.passwordKey "peering-password_file")
-  (list $v.peering.existingSecret $v.peering.caKey "peering-tls_ca")
-  (list $v.peering.existingSecret $v.peering.certificateKey "peering-tls_certificate")
+  (list $store.existingSecret $store.urlKey "peering-redis_url_file")
+  (list $store.existingSecret $store.passwordKey "peering-password_file")
+  (list $store.existingSecret $store.caKey "peering-tls_ca")
+  (list $store.existingSecret $store.certificateKey "peering-tls_certificate")
 -}}
 {{- range $files }}
 {{- if and (index . 0) (index . 1) }}

@@ -7,7 +7,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from router.cli.config_loader import ENV_PREFIX, load
+from router.cli.config_loader import load
+from router.cli.config_sources import ENV_PREFIX
 from router.config import url_maps
 from router.config.api_keys import Keys, KeysError
 from router.config.schema import Settings, SettingsError, field_keys
