@@ -173,7 +173,7 @@ class SnapshotManager:
         return True
 
     async def watch(self) -> None:
-        """Restore parts as their replicas prove the same, until cancelled. Also write the file every `every_s`."""
+        """Restore parts as their replicas prove the same, and write the file at each interval, until cancelled."""
         write_s = self._clock() + self._settings.interval_s
         while True:
             await asyncio.sleep(LOOK_S if self._waiting or self._asked or not self._said else 4 * LOOK_S)
