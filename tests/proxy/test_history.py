@@ -116,15 +116,15 @@ async def test_a_key_may_want_none(client: ClientSession, tmp_path: Path, engine
 
 @pytest.mark.parametrize("normalize_tools", [(SORT,), ()])
 async def test_what_is_hashed_is_what_is_sent(
-    client: ClientSession, engine: FakeEngine, repairs: tuple[str, ...]
+    client: ClientSession, engine: FakeEngine, normalize_tools: tuple[str, ...]
 ) -> None:
     """Two orders of the same tools are one prompt to the router where they are sorted, and only there: the second is
     predicted to be cached."""
     more = b'{"name":"c","description":"%b"}' % (b"x" * 4_000)
-    async with running(engine, insights__normalize_tools=repairs) as app:
+    async with running(engine, insights__normalize_tools=normalize_tools) as app:
         for tools in (b"[" + more + b"," + ONE + b"]", b"[" + ONE + b"," + more + b"]"):
             _, headers, _ = await post(client, app.url + CHAT, BODIES[CHAT] % tools, {})
-    assert (int(headers["x-warmroute-predicted-cached-tokens"]) > 0) == bool(repairs)
+    assert (int(headers["x-warmroute-predicted-cached-tokens"]) > 0) == bool(normalize_tools)
 
 
 @pytest.mark.inside  # an observer of its own
