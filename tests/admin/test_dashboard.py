@@ -99,7 +99,7 @@ async def test_it_names_the_pages_that_there_are(client: ClientSession, engine: 
 def test_a_web_address_is_one() -> None:
     """What a browser would run, or could not open, is no address of Grafana."""
     for wrong in ("javascript:alert(1)", "grafana.example", "https://", "https://a b"):
-        with pytest.raises(SettingsError, match=r"observatory\.grafana_url"):
+        with pytest.raises(SettingsError, match=r"insights\.grafana_url"):
             load(overrides={"insights.grafana_url": wrong})
 
 
