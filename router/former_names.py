@@ -109,6 +109,7 @@ KEY_FIELDS: dict[str, str] = {
 }
 """Former field of an entry of `auth.keys_file` -> field."""
 
+
 class RenamedMetric(NamedTuple):
     """Current name of a metric. `labels`: former label -> label, for labels with another name now."""
 
