@@ -34,7 +34,7 @@ def parse_limits(words: Sequence[str]) -> AnswerLimits:
     """Parse limits of a command line, such as `absent 4096`. Raises ValueError."""
     limits = tuple(None if word == "absent" else int(word) for word in words)
     if any(limit is not None and limit < 1 for limit in limits):
-        raise ValueError("a limit is a number over 0, or absent")
+        raise ValueError("a limit must be a number above 0, or absent")
     return limits
 
 
@@ -46,4 +46,4 @@ class LimitsAction(argparse.Action):
         try:
             setattr(namespace, self.dest, parse_limits(values))
         except ValueError:
-            parser.error(f"{FLAG} {' '.join(values)}: not numbers over 0, or absent")
+            parser.error(f"{FLAG} {' '.join(values)}: must be numbers above 0, or absent")

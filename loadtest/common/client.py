@@ -232,7 +232,7 @@ async def first_model(session: aiohttp.ClientSession, url: str, headers: dict[st
         models: list[dict[str, object]] = msgspec.json.decode(text)["data"]
         return str(models[0]["id"])
     except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
-        raise ReplayError(f"{url}/v1/models names no model; give one with --model") from error
+        raise ReplayError(f"{url}/v1/models lists no model; set --model") from error
 
 
 async def read_counters(session: aiohttp.ClientSession, replicas: Sequence[str]) -> list[tuple[float, float]]:
@@ -243,7 +243,7 @@ async def read_counters(session: aiohttp.ClientSession, replicas: Sequence[str])
         sums = _counter_sums(page)
         names = next((pair for pair in COUNTERS if pair[0] in sums), None)
         if names is None:
-            raise ReplayError(f"{url}/metrics has none of the counters {', '.join(c[0] for c in COUNTERS)}")
+            raise ReplayError(f"{url}/metrics has no counter of {', '.join(c[0] for c in COUNTERS)}")
         counters.append((sums[names[0]], sums.get(names[1], 0.0)))
     return counters
 

@@ -23,7 +23,7 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least or (most is not None and value > most):
-            raise ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
+            raise ArgumentTypeError(f"{text!r} is not an integer {wanted}")
         return value
 
     return parse
@@ -51,7 +51,7 @@ def positive(most: float = float("inf")) -> Callable[[str], float]:
 
     def parse(text: str) -> float:
         if not (value := any_number(text)):
-            raise ArgumentTypeError(f"{text!r} is not over 0")
+            raise ArgumentTypeError(f"{text!r} is not above 0")
         return value
 
     return parse

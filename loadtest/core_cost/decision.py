@@ -292,19 +292,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.replicas:
             with progress_bar(console, "sizes of fleet", len(options.replicas)) as told:
                 grown = growth_rows(options.replicas, options.runs, told)
-            return _report_rows(grown, "what replicas cost", options, argv)
+            return _report_rows(grown, "cost by number of replicas", options, argv)
         if options.sharing:
             with progress_bar(console, "fleets and routers", len(options.sharing) * len(options.routers)) as told:
                 shared = sharing_rows(options.sharing, options.routers, options.runs, told)
-            return _report_rows(shared, "what it costs that routers tell each other", options, argv)
+            return _report_rows(shared, "cost of messages between routers", options, argv)
         if options.memory:
             with progress_bar(console, "memory", STEPS) as told:
                 kept = memory_rows(bytes_a_block, told)
-            return _report_rows(kept, "what the router keeps, and its start", options, argv)
+            return _report_rows(kept, "memory of the router, and its start", options, argv)
         if options.state:
             with progress_bar(console, "state", options.runs) as told:
                 left = state_rows(options.runs, told)
-            return _report_rows(left, "what a router's state costs", options, argv)
+            return _report_rows(left, "cost of saved state", options, argv)
         folder = options.tokenizer or tokenizer_folder()
         if options.profile:
             uvloop.run(profile(folder, LONG if options.profile == "long" else SHORT))
@@ -316,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CostError, ProcessError, ImportError, OSError) as error:
         print(f"cost: {error}", file=sys.stderr)
         return 2
-    return _report_rows(rows, "what exact knowledge costs", options, argv)
+    return _report_rows(rows, "cost of exact cache state", options, argv)
 
 
 def _report_rows(rows: list[Row], title: str, options: argparse.Namespace, argv: Sequence[str] | None) -> int:
@@ -327,21 +327,30 @@ def _report_rows(rows: list[Row], title: str, options: argparse.Namespace, argv:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest cost", description="CPU that exact knowledge costs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest cost", description="CPU of placement with exact cache state."
+    )
     add = parser.add_argument
-    add("--runs", type=flags.integer(1), default=5, metavar="N", help="medians are of so many (5)")
-    add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
+    add("--runs", type=flags.integer(1), default=5, metavar="N", help="number of runs per median (5)")
+    add(
+        "--tokenizer", type=Path, metavar="PATH", help="folder of a model; default: a tokenizer trained on this machine"
+    )
     sizes, text = (
         flags.make_list_parser(flags.integer(1, REPLICAS_MAX)),
-        "what placing costs with so many, such as 8,64,256,1000",
+        "cost of placement by number of replicas, such as 8,64,256,1000",
     )
     add("--replicas", type=sizes, metavar="N,N,...", help=f"instead: {text}")
-    add("--sharing", type=sizes, metavar="N,N,...", help="instead: what sharing costs with so many, such as 8,64,256")
+    add(
+        "--sharing",
+        type=sizes,
+        metavar="N,N,...",
+        help="instead: cost of messages between routers by number of replicas, such as 8,64,256",
+    )
     several = flags.make_list_parser(flags.integer(2, ROUTERS_MAX))
-    add("--routers", type=several, default=ROUTERS, metavar="N,N,...", help="with so many routers (2,4,8)")
-    add("--memory", action="store_true", help="instead: bytes by what they are kept for, and CPU of the start")
-    add("--state", action="store_true", help="instead: seconds and bytes of leaving a state and beginning with it")
-    add("--check", action="store_true", help="exit 1 when a goal is missed")
-    add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add("--routers", type=several, default=ROUTERS, metavar="N,N,...", help="numbers of routers for --sharing (2,4,8)")
+    add("--memory", action="store_true", help="instead: memory by purpose, and CPU of the start")
+    add("--state", action="store_true", help="instead: seconds and bytes of saving and restoring state")
+    add("--check", action="store_true", help="exit with 1 if a goal is missed")
+    add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known prompt")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser

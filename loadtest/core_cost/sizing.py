@@ -95,7 +95,7 @@ async def index_bytes(address: load.Address) -> int:
     """Return the size of the router's index in bytes, as it reports it. Raises LoadError."""
     found = _INDEX_BYTES.search(await scrape(address))
     if found is None:
-        raise load.LoadError("/metrics does not say what the index takes")
+        raise load.LoadError("/metrics does not contain the index size")
     return int(float(found[1]))
 
 
@@ -274,26 +274,44 @@ def parser() -> argparse.ArgumentParser:
     """Return a parser with all flags and their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest sizing", description="CPU and memory that warmroute needs.")
     add, default = made.add_argument, Sizes()
-    add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
-    add("--streams", type=_numbers, default=default.streams, metavar="N,N", help="open at a time (100,300,1000)")
-    add("--seconds", type=flags.positive(), default=default.window_s, metavar="S", help="length of a window (5)")
+    add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="numbers of replicas (4,32,128)")
+    add(
+        "--streams",
+        type=_numbers,
+        default=default.streams,
+        metavar="N,N",
+        help="numbers of concurrent streams (100,300,1000)",
+    )
+    add(
+        "--seconds",
+        type=flags.positive(),
+        default=default.window_s,
+        metavar="S",
+        help="length of a measurement window in seconds (5)",
+    )
     add(
         "--rate",
         type=flags.positive(),
         default=default.rate_per_s,
         metavar="N",
-        help="events a second of a stream (30)",
+        help="events per second of a stream (30)",
     )
-    add("--workers", type=flags.integer(1), default=1, metavar="N", help="passed on to `warmroute serve` (1)")
+    add("--workers", type=flags.integer(1), default=1, metavar="N", help="--workers of `warmroute serve` (1)")
     add(
         "--index-bytes-max",
         type=flags.integer(1),
         default=default.index_bytes_max,
         metavar="N",
-        help="likewise (256 MiB)",
+        help="routing.index_bytes_max of `warmroute serve` (256 MiB)",
     )
-    add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add(
+        "--flag",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="additional argument of `warmroute serve`; repeat for each",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return made
 
 

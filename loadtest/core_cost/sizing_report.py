@@ -158,7 +158,7 @@ def rule_lines(rows: Sequence[Row]) -> list[str]:
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
     """Print the table, the rule, and the errors."""
-    made = build_table(HEADERS, (), "what warmroute needs (whole process tree)", left={"load"}, no_wrap=False)
+    made = build_table(HEADERS, (), "CPU and memory of warmroute (whole process tree)", left={"load"}, no_wrap=False)
     for row, after in zip(rows, [*rows[1:], None], strict=False):
         made.add_row(*cells(row), end_section=after is not None and after.replicas != row.replicas)
     console.print(made)

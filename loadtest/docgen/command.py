@@ -166,21 +166,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest pages", description="Render blocks of the documents.")
-    parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="the demo's JSON, one or several runs")
-    parser.add_argument("--tables", action="store_true", help="render what the code has; so does no argument at all")
+    parser = argparse.ArgumentParser(prog="python -m loadtest pages", description="Render parts of the documents.")
+    parser.add_argument("demo", nargs="*", type=Path, metavar="FILE", help="JSON of the demo, one or several runs")
+    parser.add_argument("--tables", action="store_true", help="render tables from code; this is the default")
     for name, (instrument, _) in FIGURES.items():
         parser.add_argument(
             f"--{name}", type=Path, metavar="FILE", help=f"render the figures of `loadtest {instrument}`"
         )
-    parser.add_argument("--check", action="store_true", help="only say whether the demo kept its promise")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds README.md and docs/")
+    parser.add_argument("--check", action="store_true", help="only check the promise of the demo")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder with README.md and docs/")
     return parser
 
 
 def _check(files: Sequence[Path]) -> int:
     if not files:
-        raise PageError("the demo's JSON is missing")
+        raise PageError("JSON of the demo is missing")
     documents = _read(files)
     failed = broken_promises(documents)
     print("\n".join(failed or ["the demo kept its promise", *verdicts(median_rows(documents))]))

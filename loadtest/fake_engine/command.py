@@ -253,8 +253,8 @@ def parser() -> argparse.ArgumentParser:
     whole, port = flags.integer(1, COUNT_MAX), flags.integer(0, 65_535)
     command = argparse.ArgumentParser(
         prog="python -m loadtest engine",
-        description="Simulated LLM replicas that speak vLLM's HTTP and KV events. Prints `ready URL`, a line "
-        "each, when all listen; SIGTERM or SIGINT stops at once. All model times are simulated seconds: wall "
+        description="Simulated LLM replicas with vLLM's HTTP surface and KV events. Prints one line `ready URL` "
+        "per replica when all listen; SIGTERM or SIGINT stops immediately. All model times are simulated seconds: wall "
         "time is simulated time / --time-scale.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -263,45 +263,65 @@ def parser() -> argparse.ArgumentParser:
         "--replicas",
         type=flags.integer(1, REPLICAS_MAX),
         default=defaults.replicas,
-        help="how many, one port each",
+        help="number of replicas, each with a separate port",
     )
     add("--host", default=defaults.host, help="address to listen on")
-    add("--port", type=port, default=defaults.port, help="of the first replica; 0: free ports")
-    text = "kind of engine; without a name, or with one that is unknown, prints all"
+    add("--port", type=port, default=defaults.port, help="port of the first replica; 0: free ports")
+    text = "kind of engine; without a name or with an unknown name, prints all"
     add("--like", metavar="NAME", nargs="?", const="", default=DENSE.name, help=text)
     add("--model", default=defaults.model, help="served model name")
-    add("--calibration", choices=sorted(CALIBRATIONS), default=CALIBRATION, help="how long steps take")
-    add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
+    add("--calibration", choices=sorted(CALIBRATIONS), default=CALIBRATION, help="calibration of step times")
+    add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="tokens of a KV cache; else from the calibration")
     tier = TierLimits(0)
-    text = "tokens in CPU memory behind each replica's KV cache; else none (vLLM's OffloadingConnector)"
+    text = "tokens of each replica's CPU memory tier (vLLM's OffloadingConnector); else none"
     add("--cpu-tier-tokens", type=whole, default=argparse.SUPPRESS, help=text)
-    text = "time to load a token from there, in microseconds"
+    text = "time to load a token from the tier, in microseconds"
     add("--load-us-per-token", type=flags.positive(), default=tier.token_s * 1e6, help=text)
-    add("--load-floor-ms", type=flags.number(), default=tier.floor_s * 1e3, help="time of the shortest such load")
-    text = "they pull from each other's CPU memory where a request says so, the first one's port (vLLM's p2p tier)"
+    add(
+        "--load-floor-ms",
+        type=flags.number(),
+        default=tier.floor_s * 1e3,
+        help="minimum time of a load, in milliseconds",
+    )
+    text = "port of the first replica for P2P KV transfers between CPU memories, on request (vLLM's p2p tier)"
     add("--p2p-port", type=port, default=argparse.SUPPRESS, help=f"{text}; 0: free ports")
     peers = PeerLimits()
     text = "time to pull a token, in microseconds"
     add("--pull-us-per-token", type=flags.positive(), default=peers.token_s * 1e6, help=text)
-    add("--pull-floor-ms", type=flags.number(), default=peers.floor_s * 1e3, help="time of the shortest pull")
-    text = "how one replica hands what it has prefilled to another one that decodes it; else they do not"
+    add(
+        "--pull-floor-ms",
+        type=flags.number(),
+        default=peers.floor_s * 1e3,
+        help="minimum time of a pull, in milliseconds",
+    )
+    text = "KV connector for disaggregated prefill; else none"
     add("--handshake", choices=[each.value for each in KvConnector], default=argparse.SUPPRESS, help=text)
-    text = "with --handshake sglang: the first so many are prefill servers, the others decode servers"
+    text = "with --handshake sglang: number of prefill servers; the other replicas are decode servers"
     add("--prefills", type=flags.integer(0, REPLICAS_MAX), default=defaults.prefills, help=text)
-    text = "with --handshake mooncake or sglang: where the first one is asked by decoding ones; 0: free ports"
+    text = "with --handshake mooncake or sglang: bootstrap port of the first replica; 0: free ports"
     add("--bootstrap-port", type=port, default=defaults.bootstrap_port, help=text)
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
-    longest, text = flags.integer(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
+    longest, text = flags.integer(2, COUNT_MAX), "maximum length of prompt and answer; else from the calibration"
     add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
     add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
     add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")
-    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
-    add("--tick-ms", type=flags.positive(), default=defaults.tick_s * 1e3, help="wall ms that share one SSE event")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated seconds per wall second")
+    add(
+        "--tick-ms",
+        type=flags.positive(),
+        default=defaults.tick_s * 1e3,
+        help="interval of SSE events in wall milliseconds",
+    )
     add("--kv-events", action="store_true", help="publish KV events over ZMQ")
-    add("--kv-events-port", type=port, default=events.port, help="of the first replica; 0: free ports")
-    add("--kv-replay-port", type=port, default=events.replay_port, help="likewise, for replays")
+    add("--kv-events-port", type=port, default=events.port, help="port of the first replica; 0: free ports")
+    add(
+        "--kv-replay-port",
+        type=port,
+        default=events.replay_port,
+        help="replay port of the first replica; 0: free ports",
+    )
     add("--kv-events-topic", default=events.topic, help="first frame of every batch")
-    add("--tell-ttft", action="store_true", help="usage has the engine's own ttft_s, in simulated seconds")
+    add("--tell-ttft", action="store_true", help="report ttft_s of the engine in usage, in simulated seconds")
     return command
 
 
@@ -311,7 +331,7 @@ def settings(argv: Sequence[str]) -> EngineSettings:
     args = command.parse_args(argv)
     if args.like not in MEMBERS:
         kinds = "\n".join(f"  {member.name:18} {member.text}" for member in MEMBERS.values())
-        command.exit(2, f"there is no kind of engine '{args.like}'; there are:\n{kinds}\n")
+        command.exit(2, f"unknown kind of engine '{args.like}'; available kinds:\n{kinds}\n")
     calibration = CALIBRATIONS[args.calibration]
     limits = Limits(
         args.block_size,

@@ -140,37 +140,63 @@ def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser with all flags and their defaults."""
-    made = argparse.ArgumentParser(prog="python -m loadtest faults", description="Faults, overload and abuse, by goal.")
+    made = argparse.ArgumentParser(
+        prog="python -m loadtest faults", description="Measure outcomes of requests under faults, overload and abuse."
+    )
     add, goals = made.add_argument, list(map(str, GOALS))
     add(
         "--rows",
         type=flags.make_choices_parser(goals),
         default=goals,
         metavar="N,N",
-        help=f"of {','.join(goals)} (all)",
+        help=f"rows to run, of {','.join(goals)} (all)",
     )
-    add("--full", action="store_true", help="at full size; it takes an hour")
-    add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
+    add("--full", action="store_true", help="run at full size, which takes an hour")
+    add("--counts", action="store_true", help="check only counts and orders, at half the size")
     add(
         "--jobs",
         type=flags.integer(1, JOBS_MAX),
         default=1,
         metavar="N",
-        help="rows side by side, with --counts (1)",
+        help="rows in parallel, with --counts (1)",
     )
-    add("--slack", type=flags.number(), default=1.0, metavar="F", help="times may be over by this factor (1)")
-    add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
-    add("--rival", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
-    add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
-    add("--only-rivals", action="store_true", help="not warmroute")
-    add("--no-rivals", action="store_true", help="not those that are installed")
+    add(
+        "--slack",
+        type=flags.number(),
+        default=1.0,
+        metavar="F",
+        help="factor by which times may exceed their goals (1)",
+    )
+    add(
+        "--flag",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="additional argument of `warmroute serve`; repeat for each",
+    )
+    add(
+        "--rival",
+        action="append",
+        default=[],
+        metavar="NAME=CMD",
+        help="additional router; CMD contains {port} and {urls}",
+    )
+    add(
+        "--rivals",
+        type=Path,
+        default=rivals.ENVIRONMENT,
+        metavar="DIR",
+        help="environment of other routers (.venv-rivals)",
+    )
+    add("--only-rivals", action="store_true", help="omit warmroute")
+    add("--no-rivals", action="store_true", help="omit installed other routers")
     add(
         "--soak",
         type=flags.positive(),
         nargs="?",
         const=SOAK_S,
         metavar="S",
-        help=f"only the soak, so many seconds ({SOAK_S:g})",
+        help=f"only the soak, for S seconds ({SOAK_S:g})",
     )
     add(
         "--histories",
@@ -178,7 +204,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=HISTORY_S,
         metavar="S",
-        help=f"only a history of routers that share a store, so many seconds ({HISTORY_S:g})",
+        help=f"only a history of routers with a shared store, for S seconds ({HISTORY_S:g})",
     )
     add(
         "--requests",
@@ -186,10 +212,10 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=REQUESTS,
         metavar="N",
-        help=f"only memory over so many requests, no two alike ({REQUESTS:,})",
+        help=f"only memory over N different requests ({REQUESTS:,})",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of the soak, the history and those requests (1)")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add("--seed", type=int, default=1, metavar="N", help="seed of the soak, the history and the requests (1)")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return made
 
 
@@ -198,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     if options.jobs > 1 and not options.counts:
-        print("faults: rows side by side disturb each other's times: give --counts with --jobs", file=sys.stderr)
+        print("faults: parallel rows disturb each other's times: use --jobs only with --counts", file=sys.stderr)
         return 2
     try:
         rows = uvloop.run(run(options, Console(stderr=True)))

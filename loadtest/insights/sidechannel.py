@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m loadtest sidechannel", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--probes", type=flags.integer(1), default=PROBES, help=f"looks ({PROBES})")
-    parser.add_argument("--seed", type=int, default=1, help="of prompts and jitter (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of prompts and jitter (1)")
     options = parser.parse_args(argv)
     told = {}
     for isolated in (False, True):

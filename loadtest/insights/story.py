@@ -279,7 +279,7 @@ async def story(options: argparse.Namespace, command: str, driver: Any = None) -
         if driver is not None:
             await asyncio.to_thread(picture, driver, page, options.screenshot)
         if options.keep:
-            console.print(f"\n{page} stays up until Ctrl-C.", highlight=False, soft_wrap=True)
+            console.print(f"\n{page} remains available until Ctrl-C.", highlight=False, soft_wrap=True)
             await asyncio.get_running_loop().create_future()
     return 1 if any(row.errors for row in rows) or not found_it(advice) else 0
 
@@ -325,32 +325,33 @@ def _parser() -> argparse.ArgumentParser:
     defaults = StorySettings()
     parser = argparse.ArgumentParser(
         prog="python -m loadtest story",
-        description="Agents on simulated replicas; a release of one puts the time at the top of its system prompt.",
+        description="Agents on simulated replicas; "
+        "a release of one agent adds the time to the beginning of its system prompt.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--replicas", type=flags.integer(1, 64), default=defaults.replicas)
-    add("--sessions", type=flags.integer(1, 1_000), default=defaults.sessions, help="conversations at a time")
-    phase_help = f"of each phase, simulated; at most {PHASE_S_MAX:g}"
+    add("--sessions", type=flags.integer(1, 1_000), default=defaults.sessions, help="concurrent conversations")
+    phase_help = f"simulated seconds of each phase; at most {PHASE_S_MAX:g}"
     add("--phase-s", type=flags.positive(PHASE_S_MAX), default=defaults.phase_s, help=phase_help)
     add(
         "--requests-max",
         type=flags.integer(1, 1 << 20),
         default=defaults.requests_max,
-        help="of all phases together",
+        help="maximum number of requests in all phases together",
     )
     add(
         "--kv-tokens",
         type=flags.integer(1, 1 << 30),
         default=defaults.kv_tokens,
-        help="that a replica's cache holds",
+        help="tokens of a replica's KV cache",
     )
-    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated seconds per wall second")
     add("--seed", type=int, default=defaults.seed)
-    add("--mend", action="store_true", help="a third phase, in which the time stands at the end")
-    add("--keep", action="store_true", help="leave router and replicas up when it is told")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
-    add("--screenshot", type=Path, metavar="FILE", help="write a PNG of the dashboard, by chromium")
-    add("--port", type=int, default=0, help="of the router; 0: a free one")
-    add("--admin-port", type=int, default=0, help="likewise")
+    add("--mend", action="store_true", help="add a third phase with the time at the end of the prompt")
+    add("--keep", action="store_true", help="keep router and replicas running after the last phase")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add("--screenshot", type=Path, metavar="FILE", help="write a screenshot of the dashboard (PNG, by chromium)")
+    add("--port", type=int, default=0, help="port of the router; 0: a free port")
+    add("--admin-port", type=int, default=0, help="port of the admin listener; 0: a free port")
     return parser

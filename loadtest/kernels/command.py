@@ -74,9 +74,9 @@ def read_file(path: Path) -> KernelFile:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=KernelFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"{path} is not what loadtest/kernels/measure.py writes: {error}") from None
+        raise ValueError(f"{path} is not a result of loadtest/kernels/measure.py: {error}") from None
     if not found.points:
-        raise ValueError(f"{path} has no points: measure again, and look at `failed` in it")
+        raise ValueError(f"{path} has no points: measure again, and check `failed` in the file")
     return found
 
 
@@ -141,12 +141,12 @@ def show(console: Console, found: KernelFile) -> None:
     where = found.machine
     console.print(f"{where.gpu or 'a CPU'}, PyTorch {where.torch}, CUDA {where.cuda or '-'}, {found.date}")
     console.print(f"{len(found.points)} points, {len(found.failed)} failures, {len(found.skipped)} skipped")
-    console.print(f"Not in what was measured: {'; '.join(found.left_out)}.\n")
+    console.print(f"Not measured: {'; '.join(found.left_out)}.\n")
     for name, calibration in CALIBRATIONS.items():
         shape = SHAPE_OF.get(name)
         points = [point for point in found.points if point.shape == shape]
         if not points:
-            console.print(f"{name}: nothing was measured of it\n")
+            console.print(f"{name}: not measured\n")
             continue
         if isinstance(calibration.times, LinearTimes | SharedTimes):
             show_coefficients(console, name, calibration.times, found.fits.get(str(shape), {}))
@@ -156,9 +156,9 @@ def show(console: Console, found: KernelFile) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 2 if the file cannot be compared."""
-    about = "The simulated engine's step times beside those of a GPU's kernels, which measure.py measured."
+    about = "Compare step times of the simulated engine with those of GPU kernels (measure.py)."
     parser = argparse.ArgumentParser(prog="python -m loadtest kernels", description=about)
-    parser.add_argument("file", type=Path, metavar="FILE", help="what loadtest/kernels/measure.py wrote")
+    parser.add_argument("file", type=Path, metavar="FILE", help="result of loadtest/kernels/measure.py")
     options = parser.parse_args(argv)
     try:
         found = read_file(options.file)

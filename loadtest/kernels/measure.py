@@ -761,25 +761,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 2 if PyTorch or the device is missing."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="Step times of a model's layers on this GPU.")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the JSON goes")
-    parser.add_argument("--seconds", type=float, default=240.0, metavar="S", help="the whole run's time (240)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, metavar="S", help="time of the whole run in seconds (240)"
+    )
     parser.add_argument("--shapes", metavar="NAME,NAME", help="only these: " + ", ".join(s.name for s in SHAPES))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a shape and a sweep that a CPU manages, to try the script")
+    parser.add_argument("--tiny", action="store_true", help="small shape and sweep for a test on a CPU")
     options = parser.parse_args(argv)
     if torch is None or (options.device == "cuda" and not torch.cuda.is_available()):
-        print("PyTorch with a GPU is needed; --device cpu --tiny tries the script without one", file=sys.stderr)
+        print("PyTorch with a GPU is required; use --device cpu --tiny for a test without one", file=sys.stderr)
         return 2
     known = TINY if options.tiny else SHAPES
     shapes = [s for s in known if not options.shapes or s.name in options.shapes.split(",")]
     if not shapes:
-        parser.error(f"--shapes: none of {', '.join(s.name for s in known)}")
+        parser.error(f"--shapes: must be of {', '.join(s.name for s in known)}")
     sweep = TINY_SWEEP if options.tiny else WHOLE_SWEEP
     bench = KernelBench(options.device, sweep, options.out, began + options.seconds - min(10.0, options.seconds / 10))
     bench.write()
 
     def bail() -> None:
-        bench.found["failed"].append({"what": "the run", "error": "it hung past its deadline and was ended"})
+        bench.found["failed"].append({"what": "the run", "error": "it did not end before its deadline and was killed"})
         bench.write()
         os._exit(3)
 

@@ -153,18 +153,18 @@ def show(console: Console, coefficients: dict[str, float], cells: Sequence[Foret
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    about = "The engine model's step times, fitted on one half of a grid of bursts and held against the other."
+    about = "Fit step times of the engine model on one half of a grid of bursts, and compare them with the other half."
     made = argparse.ArgumentParser(prog="python -m loadtest steps", description=about)
     add = made.add_argument
-    add("url", metavar="URL", help="of an engine with vLLM's /v1/completions, such as http://127.0.0.1:8000")
+    add("url", metavar="URL", help="URL of an engine with vLLM's /v1/completions, such as http://127.0.0.1:8000")
     add("--model", required=True, help="served model name")
     add("--prompts", type=integer(1), nargs="+", default=list(PROMPTS), metavar="N", help="tokens of a prompt")
     add("--streams", type=integer(1), nargs="+", default=list(STREAMS), metavar="N", help="prompts of a burst")
     add("--answer", type=integer(1), default=ANSWER_TOKENS, metavar="N", help="tokens of an answer")
-    add("--repeats", type=integer(1), default=3, metavar="N", help="bursts of each cell, after one to warm up")
-    text = "milliseconds from the first request of a burst to the others, less than the first one's prefill takes"
+    add("--repeats", type=integer(1), default=3, metavar="N", help="bursts of each cell, after one warm-up burst")
+    text = "milliseconds from the first request of a burst to the others; must be less than its prefill time"
     add("--lag-ms", type=number(), default=5.0, metavar="MS", help=text)
-    add("--vocabulary", type=integer(1), default=4_000, metavar="N", help="token ids are drawn below")
+    add("--vocabulary", type=integer(1), default=4_000, metavar="N", help="upper limit of drawn token ids")
     add(
         "--batched-tokens",
         type=integer(1),
@@ -174,13 +174,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--sequences", type=integer(1), default=256, metavar="N", help="the engine's max_num_seqs")
     add("--block-tokens", type=integer(1), default=16, metavar="N", help="the engine's block size")
-    text = (
-        "count the seconds that this process runs on a CPU instead of all: for an engine on a CPU that others use too"
-    )
+    text = "process id of the engine: count its CPU time instead of wall time, for a CPU with other load"
     add("--pid", type=integer(1), help=text)
     add("--seed", type=int, default=1)
-    add("--json", type=Path, metavar="FILE", help="write what was measured, and what the model says of it")
-    add("--check", action="store_true", help=f"exit 1 if a foretold time is off by more than {GOAL:.0%}")
+    add("--json", type=Path, metavar="FILE", help="write measured and predicted times as JSON")
+    add("--check", action="store_true", help=f"exit with 1 if the error of a predicted time exceeds {GOAL:.0%}")
     return made
 
 

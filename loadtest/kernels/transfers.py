@@ -163,26 +163,30 @@ def show(found: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 2 if PyTorch or the device is missing."""
     began = time.monotonic()
-    parser = argparse.ArgumentParser(description="Times of KV blocks between a GPU, its host and a disk.")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the JSON goes")
-    parser.add_argument("--seconds", type=float, default=360.0, metavar="S", help="the whole run's time (360)")
+    parser = argparse.ArgumentParser(
+        description="Measure transfer times of KV blocks between a GPU, its host and a disk."
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument(
+        "--seconds", type=float, default=360.0, metavar="S", help="time of the whole run in seconds (360)"
+    )
     parser.add_argument(
         "--shapes", metavar="NAME,NAME", help="only these: " + ", ".join(s.name for s in measure.SHAPES)
     )
-    parser.add_argument("--disk", type=Path, default=Path(), metavar="DIR", help="where a file is written and read (.)")
+    parser.add_argument("--disk", type=Path, default=Path(), metavar="DIR", help="folder of the test file (.)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a shape and a sweep that a CPU manages, to try the script")
+    parser.add_argument("--tiny", action="store_true", help="small shape and sweep for a test on a CPU")
     parser.add_argument("--quick", action="store_true", help="one shape, fewer sizes and fewer reads")
-    told = "only these, of " + ", ".join(PARTS) + "; of the others stays what the file has"
+    told = "only these, of " + ", ".join(PARTS) + "; other parts in the file are kept"
     parser.add_argument("--parts", default=",".join(PARTS), metavar="PART,PART", help=told)
     options = parser.parse_args(argv)
     if torch is None or (options.device == "cuda" and not torch.cuda.is_available()):
-        print("PyTorch with a GPU is needed; --device cpu --tiny tries the script without one", file=sys.stderr)
+        print("PyTorch with a GPU is required; use --device cpu --tiny for a test without one", file=sys.stderr)
         return 2
     known = measure.TINY if options.tiny else measure.SHAPES
     shapes = [s for s in known if not options.shapes or s.name in options.shapes.split(",")]
     if not shapes:
-        parser.error(f"--shapes: none of {', '.join(s.name for s in known)}")
+        parser.error(f"--shapes: must be of {', '.join(s.name for s in known)}")
     parts = [part for part in PARTS if part in options.parts.split(",")]
     sweep = TINY if options.tiny else WHOLE
     if options.quick:

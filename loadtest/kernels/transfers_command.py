@@ -122,9 +122,9 @@ def read_transfers(path: Path) -> TransferFile:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=TransferFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"{path} is not what loadtest/kernels/transfers.py writes: {error}") from None
+        raise ValueError(f"{path} is not a result of loadtest/kernels/transfers.py: {error}") from None
     if not found.fits:
-        raise ValueError(f"{path} has no fits: measure again, and look at `failed` in it")
+        raise ValueError(f"{path} has no fits: measure again, and check `failed` in the file")
     return found
 
 
@@ -227,7 +227,7 @@ def show(console: Console, found: TransferFile, kernels: KernelFile) -> None:
     dates = ", ".join(f"{part} {date[:10]}" for part, date in found.dates.items())
     console.print(f"{where.gpu or 'a CPU'}, PyTorch {where.torch}, CUDA {where.cuda or '-'}: {dates}")
     console.print(f"{len(found.transfers)} points, {len(found.failed)} failures, {len(found.skipped)} skipped")
-    console.print(f"Not in what was measured: {'; '.join(found.left_out)}.\n")
+    console.print(f"Not measured: {'; '.join(found.left_out)}.\n")
     show_fits(console, found)
     show_prefills(console, found, kernels)
     show_contention(console, found)
@@ -237,10 +237,10 @@ def show(console: Console, found: TransferFile, kernels: KernelFile) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 2 if the files cannot be compared."""
-    about = "What moving KV blocks takes, beside computing them; transfers.py measured it."
+    about = "Compare transfer times of KV blocks (transfers.py) with computation."
     parser = argparse.ArgumentParser(prog="python -m loadtest transfers", description=about)
-    parser.add_argument("file", type=Path, metavar="FILE", help="what loadtest/kernels/transfers.py wrote")
-    helped = "what loadtest/kernels/measure.py wrote on a GPU of that kind (an H100's)"
+    parser.add_argument("file", type=Path, metavar="FILE", help="result of loadtest/kernels/transfers.py")
+    helped = "result of loadtest/kernels/measure.py on the same kind of GPU (an H100's)"
     parser.add_argument("--kernels", type=Path, default=KERNELS, metavar="FILE", help=helped)
     options = parser.parse_args(argv)
     try:

@@ -151,7 +151,7 @@ class OverheadBench:
         """Measure the cost of warmroute as the picker of a gateway, if Envoy is installed."""
         plan, program = self._plan, envoy.program()
         if program is None:
-            self.absent["picker"] = f"there is no Envoy in {envoy.ENVIRONMENT}: python -m tests.envoy.install"
+            self.absent["picker"] = f"Envoy is not installed in {envoy.ENVIRONMENT}: run python -m tests.envoy.install"
             told()
             return []
         async with picker.run_picker(program, self._folder, self.urls) as run:
@@ -268,7 +268,7 @@ async def measure(plan: Plan, console: Console) -> list[Row]:
         with progress_bar(console, "overhead", running.steps) as told:
             await running.run(told)
         for name, why in running.absent.items():
-            console.print(f"{name} is left out: {why}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name} is omitted: {why}", highlight=False, markup=False, soft_wrap=True)
         return running.rows()
 
 
@@ -323,7 +323,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     command = shlex.join(["overhead", *arguments])
     print_report(report_console(PAGE_WIDTH), rows)
-    kind = "with native code, as in the image" if rivals.native() else "pure Python: `make compiled` has not been run"
+    kind = (
+        "with native code, as in the image"
+        if rivals.native()
+        else "in pure Python, because `make compiled` was not run"
+    )
     print(f"warmroute is measured {kind}")
     if options.json:
         write_json(options.json, command, rows, rivals.versions(options.rivals) | rivals.ours_version())
@@ -340,6 +344,6 @@ def _plan(options: argparse.Namespace) -> Plan:
     there |= {router.name: router for router in map(rivals.custom, options.router)}
     names = options.routers.split(",") if options.routers else list(there)
     if unknown := [name for name in names if name not in there]:
-        raise rivals.RivalError(f"{', '.join(unknown)}: not among {', '.join(there)} (see --install-rivals, --router)")
+        raise rivals.RivalError(f"{', '.join(unknown)}: must be of {', '.join(there)} (see --install-rivals, --router)")
     routers, sizes = tuple(there[name] for name in names), (options.replicas, options.seconds, options.rate)
     return Plan(options.cases, routers, options.rounds, *sizes, tuple(options.flag), options.slack, again=options.check)

@@ -212,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the process that sends prompts of 8 MB; the last line of output has the results."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.proxy_cost.extremes", description="Send long prompts.")
     parser.add_argument("port", type=int)
-    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="begin none after so long (4)")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, metavar="S", help="start no prompt after this time in seconds (4)"
+    )
     options = parser.parse_args(argv)
     os.nice(PENALTY)
     try:

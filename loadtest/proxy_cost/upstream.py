@@ -253,8 +253,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.proxy_cost.upstream", description=serve.__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--replicas", type=int, default=4, metavar="N", help="one port each (4)")
-    parser.add_argument("--rate", type=float, default=RATE_PER_S, metavar="N", help="events a second of a stream (30)")
+    parser.add_argument(
+        "--replicas", type=int, default=4, metavar="N", help="number of replicas, each with a separate port (4)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=RATE_PER_S, metavar="N", help="events per second of a stream (30)"
+    )
     options = parser.parse_args(argv)
     return run_until_interrupt(serve(options.host, options.replicas, options.rate))
 

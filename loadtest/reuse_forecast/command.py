@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(argv if argv is not None else sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m loadtest forecasts",
-        description="Forecasts of when prompts are asked for again, and their loss.",
+        description="Measure the loss of forecasts of prompt reuse.",
     )
     parser.add_argument("--recording", nargs="+", choices=list(RECORDINGS), default=list(RECORDINGS))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     options = parser.parse_args(arguments)
     rows = list[Row]()
     done = count(1)

@@ -76,11 +76,11 @@ def cases_of(options: argparse.Namespace, said: Console) -> list[AgreeCase]:
     for name in options.workloads:
         for row in options.rows:
             if row in RULES and row not in there:
-                missing[row] = f"not installed in {options.rivals} (--install-rivals does it)"
+                missing[row] = f"not installed in {options.rivals} (use --install-rivals)"
                 continue
             rule = RULES.get(row, row)
             if rule not in ROWS and not options.peers:
-                missing[row] = "its rule is not restated"
+                missing[row] = "its policy is not reimplemented"
                 continue
             cases.append(_case(name, row, there.get(row) if row in RULES else None, options))
     for row, why in missing.items():

@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest agree", description="The same slice over HTTP and in the simulation, side by side."
+        prog="python -m loadtest agree", description="Compare the same slice over HTTP and in the simulation."
     )
     add, rows, count = parser.add_argument, (*POLICIES, *RULES), flags.integer(1, 10_000)
     slices = (*SLICES, *TABLE)
@@ -182,18 +182,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--table", dest="workloads", action="store_const", const=tuple(TABLE), help=f"all of {','.join(TABLE)}")
     add("--rows", type=flags.make_choices_parser(rows), metavar="NAMES", help=f"of {','.join(rows)}")
-    add("--peers", action="store_true", help="only over HTTP: real routers raced, p90 TTFT as multiples of ours")
-    add("--runs", type=count, default=5, metavar="N", help="over HTTP, put together (5)")
-    add("--simulations", type=count, default=15, metavar="N", help="simulated runs, put together (15)")
-    add("--requests", type=count, metavar="N", help="of each run (default: the slice's)")
-    add("--replicas", type=count, metavar="N", help="engines (default: the slice's)")
+    add(
+        "--peers",
+        action="store_true",
+        help="compare real routers over HTTP only, with p90 TTFT as multiples of warmroute's",
+    )
+    add("--runs", type=count, default=5, metavar="N", help="combined runs over HTTP (5)")
+    add("--simulations", type=count, default=15, metavar="N", help="combined simulated runs (15)")
+    add("--requests", type=count, metavar="N", help="requests of each run (default: from the slice)")
+    add("--replicas", type=count, metavar="N", help="engines (default: from the slice)")
     scale = flags.positive(1_000)
-    add("--time-scale", type=scale, metavar="X", help="engines' speed-up over life (default: the slice's)")
+    add("--time-scale", type=scale, metavar="X", help="simulated seconds per wall second (default: from the slice)")
     add(FLAG, nargs="+", action=LimitsAction, default=COMMON, metavar="N", help=HELP)
-    add("--foreknowledge", action="store_true", help="`max_tokens` is the length of each answer: a bound")
-    add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
-    add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
-    add("--check", action="store_true", help="exit 1 where worlds disagree, or peers are better than warm")
-    add("--markdown", action="store_true", help="print the race of peers as a table of Markdown")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add(
+        "--foreknowledge",
+        action="store_true",
+        help="set `max_tokens` to the recorded length of each answer: an upper bound",
+    )
+    add(
+        "--rivals",
+        type=Path,
+        default=rivals.ENVIRONMENT,
+        metavar="DIR",
+        help="environment of other routers (.venv-rivals)",
+    )
+    add("--install-rivals", action="store_true", help="first install missing routers from PyPI")
+    add(
+        "--check",
+        action="store_true",
+        help="exit with 1 if simulation and HTTP disagree, or another router is better than warm",
+    )
+    add("--markdown", action="store_true", help="print the comparison of routers as a Markdown table")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser

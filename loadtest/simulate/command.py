@@ -115,7 +115,7 @@ def _writable(*files: Path | None) -> None:
     SimulateError."""
     for file in files:
         if file is not None and not file.parent.is_dir():
-            raise SimulateError(f"{file}: there is no directory {file.parent}")
+            raise SimulateError(f"{file}: directory {file.parent} does not exist")
 
 
 # Jobs and earlier rows
@@ -142,11 +142,11 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
     named = [*options.scenario, *(name for group in options.group for name in GROUPS[group])]
     if options.trace is not None:
         if named:
-            raise SimulateError("--trace and --scenario or --group: only one of them")
+            raise SimulateError("--trace, --scenario and --group: set only one of them")
         return [options.trace.name.split(".")[0]]
     _check_names("scenario", named, [*SCENARIOS, *APART])
     if not (named or options.race or options.sweep or options.several is not None):
-        raise SimulateError("--scenario, --group, --trace, --race or --sweep: say what to run; see --list")
+        raise SimulateError("set --scenario, --group, --trace, --race or --sweep; see --list")
     return named or list(SCENARIOS)
 
 
@@ -164,7 +164,7 @@ def changes_of(options: argparse.Namespace) -> Changes:
 def _check_names(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
     for name in names:
         if name not in known:
-            raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
+            raise SimulateError(f"unknown {what} {name!r}: must be of {', '.join(known)}")
 
 
 def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
     other = parser().parse_args([])
     for name, value in vars(options).items():
         if name not in flags and value != getattr(other, name):
-            raise SimulateError(f"--{flags[0]} does not go with --{name.replace('_', '-')}")
+            raise SimulateError(f"--{flags[0]} cannot be combined with --{name.replace('_', '-')}")
 
 
 def _run_race(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
@@ -242,7 +242,7 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> i
     if options.json and judged:
         write_json(options.json, command, [*rows, *merged, *judged])
     if not rows:
-        raise SimulateError("there are no rows")
+        raise SimulateError("no rows")
     if options.sweep:
         sweep.print_moves(console, sweep.moves(rows))
     elif options.race:
@@ -377,7 +377,7 @@ def _zoo(options: argparse.Namespace, command: str) -> int:
 def _compare_routers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
     """Compare routers that share with one router, each scenario at its loads. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
-        raise SimulateError("--several does not go with --trace, --race or --sweep")
+        raise SimulateError("--several cannot be combined with --trace, --race or --sweep")
     changes, variants = changes_of(options), tuple(options.several or VARIANTS)
     jobs = [
         SeveralJob(RaceJob(name, load, seed, (), changes), variants)
@@ -388,7 +388,7 @@ def _compare_routers(options: argparse.Namespace, earlier: Sequence[Row], comman
     ]
     rows = _run_jobs(jobs, run_several, options, command, lambda fresh: _merge_rows(earlier, fresh))
     if not rows:
-        raise SimulateError("there are no rows")
+        raise SimulateError("no rows")
     if options.json:
         write_json(options.json, command, rows)
     print_several(report_console(WIDTH), rows)
@@ -401,7 +401,7 @@ def _compare_routers(options: argparse.Namespace, earlier: Sequence[Row], comman
 def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
     """Compare prices of a load. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep or options.scenario:
-        raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
+        raise SimulateError("--tiers cannot be combined with --trace, --race, --sweep or --scenario")
     _check_names("price of a load", options.policy, tiers.PRICES)
     sizes = [options.replicas] if options.replicas else tiers.SIZES
     prices, requests = tuple(options.policy or tiers.PRICES), options.requests or tiers.REQUESTS
@@ -425,7 +425,7 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
 def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
     """Compare policies with and without P2P KV transfers. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
-        raise SimulateError("--pulls does not go with --trace, --race or --sweep")
+        raise SimulateError("--pulls cannot be combined with --trace, --race or --sweep")
     _check_names("row", options.policy, pulls.ROWS)
     _check_names("workload with pulls", options.scenario, p2p.WORKLOADS)
     entries, requests = tuple(options.policy or pulls.ROWS), options.requests or pulls.REQUESTS
@@ -449,7 +449,7 @@ def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
 def _split(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
     """Compare policies and sets of prefill replicas. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
-        raise SimulateError("--split does not go with --trace, --race or --sweep")
+        raise SimulateError("--split cannot be combined with --trace, --race or --sweep")
     _check_names("row", options.policy, split.ROWS)
     _check_names("workload to be split", options.scenario, of_split.WORKLOADS)
     entries, requests = tuple(options.policy or split.ROWS), options.requests or split.REQUESTS

@@ -34,52 +34,68 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m loadtest simulate`."""
     made = _Parser(
         prog="python -m loadtest simulate",
-        description="Race placement policies over workloads in virtual time.",
+        description="Compare placement policies on workloads in virtual time.",
         epilog="All times, in flags and in results, are simulated seconds.",
     )
     add = made.add_argument
-    add("--list", action="store_true", help="say what scenarios, policies and calibrations there are")
-    add("--race", action="store_true", help="all scenarios at their loads, judged by what must be seen of warm")
-    add("--sweep", action="store_true", help="warm under other values of its constants")
-    stages = "llm-d's ladder beside what was published; all stages or some"
+    add("--list", action="store_true", help="list scenarios, policies and calibrations")
+    add("--race", action="store_true", help="run all scenarios at their loads, and check the requirements of warm")
+    add("--sweep", action="store_true", help="run warm with other values of its constants")
+    stages = "compare llm-d's ladder with published results; all or some stages"
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
-    labels = "several routers that share, beside one; all of " + ", ".join(f"{label!r}" for label in VARIANTS)
+    labels = "compare several connected routers with one router; all of " + ", ".join(
+        f"{label!r}" for label in VARIANTS
+    )
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
-    add("--deadlines", action="store_true", help="classes of requests, with deadlines and without, beside first come")
-    add("--predictions", action="store_true", help="first tokens against what receipts foretold")
-    text = "engines of the zoo, each with its own metrics pages and with right ones; all, or some"
+    add(
+        "--deadlines",
+        action="store_true",
+        help="compare request classes with and without deadlines to first come, first served",
+    )
+    add("--predictions", action="store_true", help="compare times of first tokens with predictions in receipts")
+    text = "compare engine variants with their own metrics pages and with correct ones; all or some"
     add("--zoo", nargs="*", choices=MEMBERS, metavar="NAME", help=text)
-    links = "prices of a load from a tier, on links of several speeds; all of " + ", ".join(LINKS)
+    links = "prices of loads from a tier, by link speed; all of " + ", ".join(LINKS)
     add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
-    links = "pulls between replicas, on links of several kinds; all of " + ", ".join(pulls.LINKS)
+    links = "P2P KV transfers between replicas, by kind of link; all of " + ", ".join(pulls.LINKS)
     add("--pulls", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}, or some")
-    links = "one replica prefills, another one decodes, on links of a kind or several: " + ", ".join(pulls.LINKS)
+    links = "disaggregated prefill, by kind of link: " + ", ".join(pulls.LINKS)
     add("--split", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}; default: rdma")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     groups = "the scenarios of a group: " + ", ".join(GROUPS)
     add("--group", nargs="+", choices=GROUPS, default=[], metavar="GROUP", help=groups)
-    add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
+    add(
+        "--trace", type=Path, metavar="FILE", help="trace file instead of scenarios, as for `python -m loadtest replay`"
+    )
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
-    share = f"{', '.join(LOADS)}, or a share of what is sustained"
+    share = f"{', '.join(LOADS)}, or a fraction of the sustained load"
     add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)
     add("--seed", "--seeds", nargs="+", action=_Seeds, default=[], metavar="N", help="6, 6-15, tune or claim")
-    add("--requests", type=flags.integer(1), metavar="N", help="only N of a workload, after its warm-up")
+    add("--requests", type=flags.integer(1), metavar="N", help="only N requests of a workload, after its warm-up")
     replicas = flags.integer(1, REPLICAS_MAX)
-    add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads stay as they are")
-    add("--calibration", metavar="NAME", help="of all replicas")
-    add("--kv-tokens", type=flags.integer(1), metavar="N", help="what a replica's KV cache holds")
-    add("--routers", type=flags.integer(1), metavar="N", help="independent routers in front, asked by turns")
-    add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help="they tell each other, S late")
-    add("--share-loss", type=flags.number(1), metavar="P", help="chance that a message between them is lost")
-    cut = "from AT on the first router is cut off from the others for LASTS"
+    add("--replicas", type=replicas, metavar="N", help=f"1 to {REPLICAS_MAX}; loads do not change")
+    add("--calibration", metavar="NAME", help="calibration of all replicas")
+    add("--kv-tokens", type=flags.integer(1), metavar="N", help="tokens of a replica's KV cache")
+    add("--routers", type=flags.integer(1), metavar="N", help="number of independent routers, used in turns")
+    add(
+        "--share",
+        dest="share_delay_s",
+        type=flags.number(),
+        metavar="S",
+        help="connected routers with a message delay of S",
+    )
+    add("--share-loss", type=flags.number(1), metavar="P", help="probability of a lost message between routers")
+    cut = "disconnect the first router from the others at AT for LASTS"
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
-    add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
-    add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
-    text = "routers take no note of what is behind the replicas' GPUs"
+    add("--grade", choices=GRADES, help="cache state of routers: from KV events, from forwarded requests, or none")
+    add(
+        "--unseen", action="store_const", const=True, help="answers do not pass the routers, as with a gateway's picker"
+    )
+    text = "routers ignore storage tiers outside the GPU"
     add("--no-tiers", dest="tier_told", action="store_const", const=False, help=text)
     add(FLAG, nargs="+", action=LimitsAction, metavar="N", help=HELP)
-    add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
-    add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
+    add("--event-delay-s", type=flags.number(), metavar="S", help="delay of KV events")
+    add("--event-loss", type=flags.number(1), metavar="P", help="probability of a lost batch of KV events")
     add("--probe-interval-s", type=flags.positive(), metavar="S")
     fault_help = "restart, slow or join, such as slow@30:2:60:4 (at 30 s, replica 2, for 60 s, 4 times as slow)"
     add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
@@ -90,14 +106,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="processes; default: all cores",
     )
-    add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="take in rows of earlier runs' JSON")
-    add("--no-run", action="store_true", help="run nothing: only report --rows")
-    add("--missing", action="store_true", help="run only what --rows do not have")
-    add("--json", type=Path, metavar="FILE", help="write all rows, those over seeds, and the claims")
+    add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="include rows from the JSON of earlier runs")
+    add("--no-run", action="store_true", help="only report --rows, without runs")
+    add("--missing", action="store_true", help="run only cases that are not in --rows")
+    add("--json", type=Path, metavar="FILE", help="write all rows, rows over seeds, and claims as JSON")
     add("--svg", type=Path, metavar="FILE", help="draw hit rate against TTFT, and TTFT over load")
-    add("--baseline", type=Path, default=SHIPPED, metavar="FILE", help="an earlier warm, default: the one shipped")
-    add("--save-baseline", type=Path, metavar="FILE", help="write such a file from the rows of warm, and judge nothing")
-    add("--check", action="store_true", help="exit 1 unless all that must be seen of warm is seen")
+    add(
+        "--baseline",
+        type=Path,
+        default=SHIPPED,
+        metavar="FILE",
+        help="baseline of an earlier warm; default: the shipped one",
+    )
+    add("--save-baseline", type=Path, metavar="FILE", help="write a baseline from the rows of warm, without checks")
+    add("--check", action="store_true", help="exit with 1 unless warm meets all requirements")
     return made
 
 
@@ -128,14 +150,14 @@ def _load(text: str) -> str:
         try:
             flags.positive()(text)
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(LOADS)} or a number over 0") from error
+            raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(LOADS)} or a number above 0") from error
     return text
 
 
 def _stage(text: str) -> tuple[int, int]:
     stages = {str(rate): (rate, lasts_s) for rate, lasts_s in STAGES}
     if text not in stages:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: there are {', '.join(stages)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: must be of {', '.join(stages)}")
     return stages[text]
 
 

@@ -53,7 +53,7 @@ def run_part(part: Part, folder: Path, console: Console) -> list[Row]:
         console.print(f"   {' '.join(words)}", highlight=False, markup=False, soft_wrap=True)
         status = _status(step, words, log, {"json": str(file), "folder": str(folder)})
         if status and not step.optional and not (step.judges and status == 1):
-            raise EvidenceError(f"{' '.join(words)}: exit status {status}; {log} has what it said")
+            raise EvidenceError(f"{' '.join(words)}: exit status {status}; see {log}")
         missed |= step.judges and status == 1
     rows = read_judged_rows(part, file)
     if not rows or (missed and all(row["ok"] for row in rows)):
@@ -80,7 +80,7 @@ def read_judged_rows(part: Part, file: Path) -> list[Row]:
         rows = [json.loads(line) for line in text.splitlines()] if part.lines else json.loads(text)["rows"]
         return [row for row in rows if row.get("ok") is not None]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EvidenceError(f"{file}: these are no rows: {error}") from error
+        raise EvidenceError(f"{file}: invalid rows: {error}") from error
 
 
 # Stored results
@@ -146,7 +146,7 @@ def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = 
     found, failed = read(folder), list[str]()
     for part in wanted:
         if not options.again and found.get(part.name, {}).get("commit") == commit:
-            console.print(f"== {part.name}: measured at {commit} already", highlight=False)
+            console.print(f"== {part.name}: already measured at {commit}", highlight=False)
             continue
         console.print(f"== {time.strftime('%H:%M:%S')} {part.name}: some {part.minutes} minutes", highlight=False)
         began_s = time.monotonic()
@@ -170,14 +170,14 @@ def evidence(options: argparse.Namespace, command: str, parts: Sequence[Part] = 
 def parser() -> argparse.ArgumentParser:
     """Return a parser with all flags and their defaults."""
     made = argparse.ArgumentParser(
-        prog="python -m loadtest evidence", description="All that measures time or rates, and one table of it."
+        prog="python -m loadtest evidence", description="Run all measurements of times and rates, and print one table."
     )
     add, names = made.add_argument, flags.make_choices_parser([part.name for part in PARTS])
-    add("--list", action="store_true", help="say what parts there are, and how long they take")
-    add("--only", type=names, default=(), metavar="PART,PART", help="these parts (all)")
-    add("--again", action="store_true", help="also what was measured at this commit")
-    add("--check", action="store_true", help="exit 1 where a figure is missed")
-    add("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"where rows and logs are kept ({FOLDER})")
+    add("--list", action="store_true", help="list parts and their durations")
+    add("--only", type=names, default=(), metavar="PART,PART", help="parts to run (all)")
+    add("--again", action="store_true", help="repeat parts that were measured at this commit")
+    add("--check", action="store_true", help="exit with 1 if a figure is missed")
+    add("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"folder of rows and logs ({FOLDER})")
     return made
 
 

@@ -104,42 +104,42 @@ GROWTH = ("cost", "--replicas", "8,64,256,1000", "--runs", "9", "--check")
 
 PARTS = (
     Part("cost", 5, "CPU of decisions and of following KV events", (_loadtest("cost", "--check"),)),
-    Part("memory", 2, "bytes by what they are kept for, and the start", (_loadtest("cost", "--memory", "--check"),)),
+    Part("memory", 2, "memory by purpose, and the start", (_loadtest("cost", "--memory", "--check"),)),
     Part(
         "growth",
         3,
-        "CPU of decisions as the fleet grows",
+        "CPU of decisions by fleet size",
         (COMPILED, replace(_loadtest(*GROWTH), environment=NATIVE)),
     ),
     Part(
         "overhead",
         20,
-        "what routers cost, beside the rivals",
+        "cost of routers, compared with others",
         (Command(("sh", "-c", NGINX), optional=True), COMPILED, _loadtest("overhead", "--install-rivals", "--check")),
     ),
     Part("faults", 20, "faults, overload and abuse, with every promised second", (COMPILED, _loadtest("faults"))),
     Part(
         "soak",
         12,
-        "chaos for ten minutes: what is left of it, and memory",
+        "random faults for ten minutes: remaining effects, and memory",
         (COMPILED, _loadtest("faults", "--soak", "600")),
     ),
     Part(
         "histories",
         30,
-        "three histories of ten minutes: four routers that share a store, held to a model",
+        "three histories of ten minutes: four routers with a shared store, checked against a model",
         tuple(_loadtest("faults", "--histories", "600", "--seed", str(seed)) for seed in (1, 2, 3)),
     ),
     Part(
         "curve",
         30,
-        "a million requests, no two alike: memory",
+        "memory over a million different requests",
         (COMPILED, _loadtest("faults", "--requests", "1000000")),
     ),
     Part(
         "demo",
         5,
-        "what the demo promises, medians of three runs",
+        "promises of the demo, medians of three runs",
         (
             # Round robin meets a cache by chance, and its rate differs from run to run.
             *(
@@ -152,19 +152,19 @@ PARTS = (
     Part(
         "faces",
         15,
-        "hit rates and first tokens by the picker, beside the edge's",
+        "hit rates and first tokens through the picker, compared with the HTTP proxy",
         (COMPILED, Command((PYTHON, "-m", "tests.envoy.install")), _loadtest("faces", "--check")),
     ),
     Part(
         "routers",
         30,
-        "several routers with a store, beside one router's, and while the store fails",
+        "several routers with a store, compared with one router, and during store failures",
         (_loadtest("routers", "--check"),),
     ),
     Part(
         "figures",
         5,
-        "times that tests come by",
+        "times reported by tests",
         (
             _make_figures_command(),
             Command((PYTHON, "-m", "tests.k8s.install")),
@@ -177,7 +177,7 @@ PARTS = (
     Part(
         "engines",
         35,
-        "real vLLM and SGLang, how soon a restarted router knows them, and vllm bench serve beside a rival",
+        "real vLLM and SGLang: recovery of a restarted router, and vllm bench serve compared with another router",
         (
             Command((PYTHON, "-m", "tests.real.install")),
             Command((PYTHON, "-m", "tests.real.install_sglang")),
@@ -186,14 +186,19 @@ PARTS = (
         ),
         lines=True,
     ),
-    Part("sizing", 20, "CPU and memory for so many replicas and streams", (_loadtest("sizing"),)),
+    Part("sizing", 20, "CPU and memory by number of replicas and streams", (_loadtest("sizing"),)),
     Part(
         "agree",
         60,
-        "the same slice over HTTP and in the simulation",
+        "comparison of HTTP runs and simulation",
         (_loadtest("agree", "--install-rivals", "--check"),),
     ),
-    Part("peers", 60, "real routers raced over HTTP", (_loadtest("agree", "--peers", "--install-rivals", "--check"),)),
+    Part(
+        "peers",
+        60,
+        "comparison of real routers over HTTP",
+        (_loadtest("agree", "--peers", "--install-rivals", "--check"),),
+    ),
     Part(
         "race",
         300,
@@ -203,7 +208,7 @@ PARTS = (
     Part(
         "zoo",
         5,
-        "what engines' odd pages change: hits foretold, and shares of requests",
+        "effect of unusual engine pages: predicted hits, and shares of requests",
         (_loadtest("simulate", "--zoo", "--check"),),
     ),
     Part(
@@ -215,7 +220,7 @@ PARTS = (
     Part(
         "discovery",
         4,
-        "10,000 histories of pods and faults against the view of them",
+        "10,000 histories of pods and faults against discovery",
         (
             tests(
                 *("tests/engines/discovery/test_histories.py", "-n", "auto", "--timeout=1800"),
@@ -226,7 +231,7 @@ PARTS = (
     Part(
         "repeats",
         40,
-        "tests that repeat something, as often as they are meant to",
+        "tests with repetitions, in full",
         (tests(*REPEATED, "-n", "auto", "--timeout=3600", **FULL),),
     ),
 )

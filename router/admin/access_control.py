@@ -42,14 +42,18 @@ class AdminAuth:
         if reads and request.path in PUBLIC_PATHS:
             return
         if secret and not is_admin(fields.get(b"authorization", b""), secret):
-            raise admin_refusal(401, "admin_token_needed", "This page needs the admin token.")
+            raise admin_refusal(401, "admin_token_needed", "This page requires the admin token.")
         if (not secret or not reads) and not self._is_ours(request.header(b"host")):
-            raise admin_refusal(421, "wrong_host", "Name this router by its address or localhost (DNS rebinding).")
+            raise admin_refusal(
+                421,
+                "wrong_host",
+                "Use the router's IP address or localhost as host; other names are refused (DNS rebinding).",
+            )
         if fields.get(b"sec-fetch-site", b"").strip().lower() == b"cross-site":
-            raise admin_refusal(403, "no_browsers", "Web pages of other sites may ask for nothing here.")
+            raise admin_refusal(403, "no_browsers", "Requests from web pages of other sites are refused.")
         if not reads:
             if b"origin" in fields:
-                raise admin_refusal(403, "no_browsers", "Web pages may change nothing here.")
+                raise admin_refusal(403, "no_browsers", "Changes requested by web pages are refused.")
             if _has_body(request) and _media_type(request) != JSON:
                 raise admin_refusal(415, "json_only", "The content-type must be application/json.")
 

@@ -45,7 +45,9 @@ class RuntimeReplicas:
     async def add(self, call: AdminRequest) -> AdminResponse:
         """Add a replica. Answers 201, or 200 if the replica is known already."""
         if not self.allowed:
-            return make_error_response(403, "none_allowed", "No replica can be added: admin.replicas_allowed is empty.")
+            return make_error_response(
+                403, "none_allowed", "Replicas cannot be added: admin.replicas_allowed is empty."
+            )
         try:
             url = check_replica_url(_decode(call.body).url.removesuffix("/"), self.allowed)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -56,7 +58,7 @@ class RuntimeReplicas:
         if url in self._replicas:
             return _make_url_response(200, url)
         if len(self._replicas.added) >= ADDED_MAX:
-            return make_error_response(409, "too_many", f"{ADDED_MAX} replicas were added already.")
+            return make_error_response(409, "too_many", f"{ADDED_MAX} replicas are added, which is the maximum.")
         self._replicas.add(url)
         log.info("replica added", extra={"event": "replica_added", "fields": {"replica": url}})
         return _make_url_response(201, url)
@@ -69,8 +71,8 @@ class RuntimeReplicas:
             log.info("replica removed", extra={"event": "replica_removed", "fields": {"replica": url}})
             return _make_url_response(200, url)
         if url in self._replicas:
-            return make_error_response(409, "not_added", "This replica is one of the settings.")
-        return make_error_response(404, "unknown_replica", "No such replica was added.")
+            return make_error_response(409, "not_added", "This replica is configured in the settings; remove it there.")
+        return make_error_response(404, "unknown_replica", "This replica was not added here.")
 
 
 def _make_url_response(status: int, url: str) -> AdminResponse:

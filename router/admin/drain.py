@@ -46,7 +46,7 @@ class DrainPage:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return make_error_response(400, "bad_body", 'The body must be {"url": "http://ADDRESS:PORT"}.')
         if not self._discoveries.drain(url):
-            return make_error_response(404, "unknown_replica", "No such replica is known.")
+            return make_error_response(404, "unknown_replica", "This replica is unknown.")
         log.info("replica drains", extra={"event": "replica_drains", "fields": {"replica": url}})
         return json_answer({"url": url}, 200)
 
@@ -54,6 +54,6 @@ class DrainPage:
         """Undo the draining. Answers 200, or 404 for a replica that does not drain."""
         url = call.query.get("url", "").rstrip("/")
         if not self._discoveries.undrain(url):
-            return make_error_response(404, "unknown_replica", "No such replica drains.")
-        log.info("replica drains no more", extra={"event": "replica_drain_cancelled", "fields": {"replica": url}})
+            return make_error_response(404, "unknown_replica", "This replica is not draining.")
+        log.info("replica no longer drains", extra={"event": "replica_drain_cancelled", "fields": {"replica": url}})
         return json_answer({"url": url}, 200)

@@ -93,7 +93,7 @@ class AdminListener:
         except Exception:
             fields = {"method": request.method, "path": request.path[:200]}
             log.exception("bug: an admin page failed", extra={"event": "bug", "fields": fields})
-            answer = make_error_response(500, "internal_error", "This page failed; the log has the reason.")
+            answer = make_error_response(500, "internal_error", "The page failed; see the router's log.")
         _send(request, answer)
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
@@ -127,7 +127,7 @@ class AdminListener:
 def _too_long(route: AdminRoute) -> Refusal:
     most = route.body_bytes_max
     said = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
-    return admin_refusal(413, "too_long", f"The body must not be longer than {said}.")
+    return admin_refusal(413, "too_long", f"The body must have at most {said}.")
 
 
 def _answer_of(refusal: Refusal) -> AdminResponse:

@@ -151,7 +151,7 @@ class InsightsService:
         page["map"] = await _in_slices(drawn, views.branch)
         page["map"] += await _in_slices(others, lambda group: views.build_others_row(*group), 1)
         page["advice"] = self._advice(TOP_ADVICE_MAX)
-        page["no_advice"] = f"{NOTHING} was lost to anything that can be changed."
+        page["no_advice"] = f"{NOTHING} was lost for an avoidable reason."
         await asyncio.sleep(0)
         page["models"] = self._models(MODELS_SHOWN_MAX)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
@@ -233,7 +233,7 @@ class InsightsService:
             "namespace": member.replica.namespace,
             "models": sorted(member.models)[:MODELS_SHOWN_MAX],
             "ready": member.ready,
-            "why": member.health.why if member.replica.ready else "not ready, by discovery",
+            "why": member.health.why if member.replica.ready else "not ready according to discovery",
             "state": member.state(now_s),
             "grade": member.grade,
             "in_flight": len(member.leases),

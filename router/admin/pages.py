@@ -168,7 +168,7 @@ class Pages:
             "added": self._added(member.id),
             "warming": self._warming(member.id),
             "ready": member.ready,
-            "why": member.health.why if member.replica.ready else "not ready, by discovery",
+            "why": member.health.why if member.replica.ready else "not ready according to discovery",
             "failures_in_a_row": member.breaker.failures,
             "breaker": _breaker(member, now_s),
             "grade": member.grade,
@@ -229,5 +229,5 @@ def _breaker(member: ReplicaState, now_s: float) -> dict[str, Any]:
     """Return the state of the replica's breaker, the reason, and the time for which it gets no requests."""
     state = member.state(now_s)
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
-    why = "it asked for that" if state is State.RESTING else member.breaker.why
+    why = "requested by the replica" if state is State.RESTING else member.breaker.why
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}

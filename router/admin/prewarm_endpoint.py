@@ -69,7 +69,7 @@ class PrewarmPage:
                 tokens_max=wanted.tokens_max or self._warmer.settings.tokens_max,
             )
         except Busy as error:
-            raise admin_refusal(409, "busy", "Too many calls wait already; GET shows them.") from error
+            raise admin_refusal(409, "busy", "Too many calls are queued; GET lists them.") from error
         if wanted.wait:
             await asyncio.wait(tasks)
             return json_answer({"replicas": [job.row() for job in jobs]})
@@ -82,7 +82,9 @@ class PrewarmPage:
             return "", wanted.templates
         s = self._warmer.settings
         if not (s.prefixes_file or s.templates):
-            raise admin_refusal(400, "nothing_wanted", "Give 'requests' or 'templates': the settings name no prompts.")
+            raise admin_refusal(
+                400, "nothing_wanted", "Set 'requests' or 'templates': the settings configure no prompts."
+            )
         return s.prefixes_file, s.templates
 
     def _replicas(self, named: list[str] | None) -> list[str]:
@@ -95,7 +97,7 @@ class PrewarmPage:
             if id_ not in ready and not self._router.is_warming_up(id_):
                 raise admin_refusal(400, "not_ready", f"The replica '{id_}' is not ready.")
         if not ids:
-            raise admin_refusal(400, "no_replica", "No replica is named, or ready.")
+            raise admin_refusal(400, "no_replica", "No replica is given or ready.")
         return ids
 
 
@@ -105,6 +107,6 @@ def _parse_body(call: AdminRequest) -> tuple[_Wanted, list[WarmupPrompt]]:
         wanted = _decode(call.body or b"{}")
         return wanted, prompts_from_request(wanted.requests)
     except UNREADABLE as error:
-        raise admin_refusal(400, "bad_body", f"The body cannot be understood: {error}.") from error
+        raise admin_refusal(400, "bad_body", f"The body is invalid: {error}.") from error
     except PrefixesError as error:
         raise admin_refusal(400, "bad_request", f"{error}.") from error

@@ -28,7 +28,7 @@ def check_names(call: AdminRequest, route: AdminRoute) -> None:
         if name not in route.takes:
             near = difflib.get_close_matches(name, route.takes, n=1)
             hint = f"; the nearest is '{near[0]}'" if near else ""
-            raise admin_refusal(400, CODE, f"There is no parameter '{name[:64]}'{hint}. {_describe_parameters(route)}")
+            raise admin_refusal(400, CODE, f"Unknown parameter '{name[:64]}'{hint}. {_describe_parameters(route)}")
         if name in seen:
             raise admin_refusal(400, CODE, f"The parameter '{name}' is given twice.")
         if len(value) > VALUE_CHARS_MAX:
@@ -50,7 +50,7 @@ def seconds(name: str, text: str | None) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e11:
-        raise BadParameter(f"'{name}' is a Unix time in seconds such as 1795620000, not '{text[:64]}'.")
+        raise BadParameter(f"'{name}' must be a Unix time in seconds such as 1795620000, not '{text[:64]}'.")
     return value
 
 
@@ -60,10 +60,10 @@ def parse_int(name: str, text: str | None, least: int, most: int) -> int | None:
         return None
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not least <= value <= most:
-        raise BadParameter(f"'{name}' is a whole number from {least} to {most}, not '{text[:64]}'.")
+        raise BadParameter(f"'{name}' must be an integer from {least} to {most}, not '{text[:64]}'.")
     return value
 
 
 def _describe_parameters(route: AdminRoute) -> str:
     path, taken = route.path, route.takes
-    return f"{path} takes {', '.join(taken)}." if taken else f"{path} takes no parameters."
+    return f"{path} takes {', '.join(taken)}." if taken else f"{path} has no parameters."

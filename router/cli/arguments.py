@@ -30,12 +30,12 @@ class CommandParser(argparse.ArgumentParser):
         """Refuse an unknown word in the place of a command."""
         commands = [name for action in self._actions if action.dest == "command" for name in action.choices or ()]
         if commands and not word.startswith("-") and word not in commands:
-            self.error(f"there is no command '{word}'{nearest(word, commands)}")
+            self.error(f"unknown command '{word}'{nearest(word, commands)}")
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         flags = [each for each in unknown if each.startswith("-") and each.strip("-")]
         if not flags:
-            self.error(f"unexpected argument '{unknown[0]}'; {self.prog} --help says what it takes")
+            self.error(f"unexpected argument '{unknown[0]}'; {self.prog} --help lists the arguments")
         self.error(
             "; ".join(f"unknown flag '{flag}'{self._suggest_flag(flag)}" for flag in (f.split("=")[0] for f in flags))
         )

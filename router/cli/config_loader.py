@@ -82,7 +82,7 @@ def load(
         if key in DISABLED_VALUES and raw is False:
             raw = OFF
         if not _is_text(raw):
-            problems.append(f"'{key}': has bytes that are no text")
+            problems.append(f"'{key}': must not contain NUL or bytes that are not UTF-8")
             continue
         try:
             values[key] = _convert(raw, keys[key])
@@ -137,16 +137,16 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
     """Return the problems of values that have the right type. `used` gets the former names of fields in files."""
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
-        problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
+        problems.append("'listen.host', 'listen.admin_host': must not be empty; use 0.0.0.0 for all addresses")
     problems += url_problems(settings.replicas)
     problems += _check_discovery(settings.discovery)
     if settings.routing.policy not in POLICIES:
         policy = settings.routing.policy
-        problems.append(f"'routing.policy': there is no policy '{policy}'{nearest(policy, POLICIES)}")
+        problems.append(f"'routing.policy': unknown policy '{policy}'{nearest(policy, POLICIES)}")
     if settings.log.level not in ("debug", "info", "warning", "error"):
-        problems.append(f"'log.level': '{settings.log.level}' is none of debug, info, warning, error")
+        problems.append(f"'log.level': '{settings.log.level}' must be one of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
-        problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
+        problems.append(f"'log.format': '{settings.log.format}' must be json or text")
     problems += _check_access(settings, used)
     problems += shared_problems(settings.peering)
     problems += _check_insights(settings.insights)
@@ -165,9 +165,7 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
     problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     if settings.limits.total_body_bytes_max < settings.limits.body_bytes_max:
-        problems.append(
-            "'limits.total_body_bytes_max': must have room for one body of 'limits.body_bytes_max' at least"
-        )
+        problems.append("'limits.total_body_bytes_max': must be at least 'limits.body_bytes_max'")
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
         problems.append("'api.passthrough': a path is given twice")
@@ -189,7 +187,7 @@ def _check_disagg(settings: Settings) -> list[str]:
     others = settings.discovery.source != "static" or settings.admin.replicas_allowed
     problems = split_problems(settings.disagg, () if others else settings.replicas)
     if settings.disagg.kv_connector and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
-        problems.append(f"'disagg.kv_connector': needs a policy that prices both legs, as warm does; it is '{policy}'")
+        problems.append(f"'disagg.kv_connector': needs a policy for disaggregated prefill such as warm, not '{policy}'")
     return problems
 
 
@@ -197,23 +195,23 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
     """Return the problems of the settings of replica discovery."""
     source, port, problems = discovery.source, discovery.port, model_problems(discovery.models)
     if source not in SOURCES:
-        problems.append(f"'discovery.source': there is no source '{source}'{nearest(source, SOURCES)}")
+        problems.append(f"'discovery.source': unknown source '{source}'{nearest(source, SOURCES)}")
     if discovery.scheme not in ("http", "https"):
-        problems.append(f"'discovery.scheme': '{discovery.scheme}' is neither http nor https")
+        problems.append(f"'discovery.scheme': '{discovery.scheme}' must be http or https")
     number = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
     if port and not number and not _PORT_NAME.fullmatch(port):
-        problems.append(f"'discovery.port': '{port}' is neither a port number nor the name of a container port")
+        problems.append(f"'discovery.port': '{port}' must be a port number or the name of a container port")
     for name in discovery.namespaces:
         if not _LABEL.fullmatch(name):
-            problems.append(f"'discovery.namespaces': '{name}' is not the name of a namespace")
+            problems.append(f"'discovery.namespaces': '{name}' is not a valid namespace name")
     if len(set(discovery.namespaces)) < len(discovery.namespaces):
         problems.append("'discovery.namespaces': a namespace is given twice")
     if discovery.dns_name and not _HOST_NAME.fullmatch(discovery.dns_name):
         problems.append(f"'discovery.dns_name': '{discovery.dns_name}' is not a name such as vllm.default.svc")
     if source == "dns" and not discovery.dns_name:
-        problems.append("'discovery.dns_name': is needed with discovery.source dns")
+        problems.append("'discovery.dns_name': is required with discovery.source dns")
     if source == "dns" and not number:
-        problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
+        problems.append(f"'discovery.port': must be a number with discovery.source dns, not '{port}'")
     if source == "kubernetes":
         problems += _check_kubernetes(discovery)
     return problems + _check_pools(discovery)
@@ -225,23 +223,25 @@ def _check_pools(discovery: DiscoverySettings) -> list[str]:
     if not pools:
         return []
     if discovery.source != "kubernetes":
-        problems.append(f"'discovery.pools': needs discovery.source kubernetes; it is '{discovery.source}'")
+        problems.append(f"'discovery.pools': needs discovery.source kubernetes, not '{discovery.source}'")
     for pool in pools:
         namespace, slash, name = pool.rpartition("/")
         if not _OBJECT_NAME.fullmatch(name) or (slash and not _LABEL.fullmatch(namespace)):
-            problems.append(f"'discovery.pools': '{pool}' is neither the name of an InferencePool nor namespace/name")
+            problems.append(f"'discovery.pools': '{pool}' must be the name of an InferencePool or namespace/name")
     if len(set(pools)) < len(pools):
         problems.append("'discovery.pools': a pool is given twice")
     if len(pools) > POOLS_MAX:
-        problems.append(f"'discovery.pools': {len(pools)} pools are more than one router follows, {POOLS_MAX}")
+        problems.append(f"'discovery.pools': {len(pools)} pools are given, at most {POOLS_MAX}")
     for key, value in (("selector", discovery.selector), ("port", discovery.port)):
         if value:
             problems.append(
-                f"'discovery.{key}': '{value}' would not count beside discovery.pools, which say it: drop one"
+                f"'discovery.{key}': '{value}' conflicts with discovery.pools, which define it; remove one of them"
             )
     if len(discovery.namespaces) > 1:
-        hint = "name pools as namespace/name instead"
-        problems.append(f"'discovery.namespaces': one at most with discovery.pools, where plain names are; {hint}")
+        hint = "otherwise write pools as namespace/name"
+        problems.append(
+            f"'discovery.namespaces': must have at most one namespace if discovery.pools has plain names; {hint}"
+        )
     return problems
 
 
@@ -251,7 +251,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
         why = ""
         try:
             if Path(discovery.kubeconfig).is_fifo():  # the client reads it again, on the event loop
-                why = "is a pipe, and a kubeconfig is read more than once"
+                why = "must not be a pipe, because a kubeconfig is read more than once"
             else:
                 read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
         except OSError as error:
@@ -272,18 +272,20 @@ def _check_extproc(settings: Settings) -> list[str]:
     problems += objective_problems(extproc.objectives)
     problems += listener_problems(extproc.tls_certificate, extproc.tls_key, extproc.tls_client_ca, "extproc")
     if not extproc.host:
-        problems.append("'extproc.host': must not be empty; 0.0.0.0 is every address")
+        problems.append("'extproc.host': must not be empty; use 0.0.0.0 for all addresses")
     if settings.listen.mode == "proxy":
         return problems
     if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health")):
         problems.append(f"'listen.mode': {settings.listen.mode} needs gRPC: pip install '.[gateway]'")
     if settings.listen.workers > 1:
-        what = "the picker is one process; for more, run several routers and give the gateway all of them"
+        what = "the picker has one process; to use more cores, run several routers behind the gateway"
         problems.append(f"'listen.workers': must be 1 with 'listen.mode' {settings.listen.mode}: {what}")
     for url in settings.replicas:
         host = (urlsplit(url).hostname or "") if "://" in url else ""
         if not is_address(host):
-            problems.append(f"'replicas': '{url}': a gateway takes addresses such as http://10.0.0.1:8000, not names")
+            problems.append(
+                f"'replicas': '{url}': a gateway needs IP addresses such as http://10.0.0.1:8000, not names"
+            )
     return problems
 
 
@@ -296,12 +298,12 @@ def _check_access(settings: Settings, used: dict[str, str]) -> list[str]:
     before, file = auth.secret_before, auth.secret_before_file
     problems += secrets.problems("auth.secret_before", before, file, chars_min=SECRET_CHARS_MIN)
     if (before or file) and not (auth.secret or auth.secret_file):
-        problems.append("'auth.secret_before': needs 'auth.secret', which has taken its place")
+        problems.append("'auth.secret_before': needs 'auth.secret', the new secret")
     problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
     problems += allowed_problems(admin.replicas_allowed)
     host = settings.listen.admin_host
     if host and not is_loopback(host) and not (admin.token or admin.token_file):
-        problems.append(f"'listen.admin_host': '{host}' can be reached by others, so 'admin.token' is needed")
+        problems.append(f"'listen.admin_host': '{host}' is not a loopback address, so 'admin.token' is required")
     isolated = auth.isolate
     if auth.keys_file:
         try:
@@ -309,13 +311,13 @@ def _check_access(settings: Settings, used: dict[str, str]) -> list[str]:
             used |= {f"auth.keys_file: {former}": name for former, name in keys.former.items()}
             isolated = any(tenant.isolated for tenant in keys.tenants.values())
             if not settings.insights.enabled and any(t.history_policy != OFF for t in keys.tenants.values()):
-                problems.append("'auth.keys_file': its history_policy needs 'insights.enabled'")
+                problems.append("'auth.keys_file': history_policy needs 'insights.enabled'")
         except KeysError as error:
             problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
     elif isolated:
-        problems.append("'auth.isolate': needs 'auth.keys_file', by which tenants are known")
+        problems.append("'auth.isolate': needs 'auth.keys_file', which defines the tenants")
     if isolated and not (auth.secret or auth.secret_file):
-        problems.append("'auth.secret': isolated tenants need one, of which their salts are made")
+        problems.append("'auth.secret': is required for isolated tenants, to derive their salts")
     return problems
 
 
@@ -324,14 +326,14 @@ def _check_insights(insights: InsightsSettings) -> list[str]:
     problems = []
     for name in insights.normalize_tools:
         if name not in REPAIRS:
-            problems.append(f"'insights.normalize_tools': there is no '{name}'{nearest(name, REPAIRS)}")
+            problems.append(f"'insights.normalize_tools': unknown repair '{name}'{nearest(name, REPAIRS)}")
     if insights.history_policy not in APPEND_ONLY:
         known = ", ".join(APPEND_ONLY)
-        problems.append(f"'insights.history_policy': '{insights.history_policy}' is none of {known}")
+        problems.append(f"'insights.history_policy': '{insights.history_policy}' must be one of {known}")
     elif insights.history_policy != OFF and not insights.enabled:
-        problems.append("'insights.history_policy': needs 'insights.enabled', by which history is known")
+        problems.append("'insights.history_policy': needs 'insights.enabled', which records conversations")
     if insights.step_header and not _HEADER.fullmatch(insights.step_header):
-        problems.append(f"'insights.step_header': '{insights.step_header}' is not the name of a header")
+        problems.append(f"'insights.step_header': '{insights.step_header}' is not a valid header name")
     return problems
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 OWN_COMMANDS = frozenset(("serve", "check-config", "make-key", "audit", "top", "explain"))
-SERVE = "Run the router: each request goes to the replica that already holds most of its prompt."
+SERVE = "Run the router: each request is placed on the replica with the lowest cost, which depends on cached prefixes."
 SERVE_NOTES = """\
 example:
   warmroute serve --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000
@@ -37,15 +37,15 @@ example:
 settings:
   Every setting is a key of the YAML file (listen: {port: 8000}), an environment variable
   (WARMROUTE_LISTEN_PORT=8000; lists with commas) and a flag (--set listen.port=8000).
-  Flags win over the environment, and that over the file.
+  Flags override the environment, and the environment overrides the file.
 
 signals:
-  SIGTERM ends it when running answers are whole; Ctrl-C does so at once, without the
-  seconds for load balancers; SIGHUP reads settings, keys and certificates again.
+  SIGTERM ends it after running answers are complete; Ctrl-C omits the additional
+  seconds for load balancers; SIGHUP reloads settings, keys and certificates.
 """
 CHECK = """\
-Say what is wrong with a settings file, a line for each mistake, and exit with status 2.
-The environment (WARMROUTE_*) and --set count as they do for serve.
+Check a settings file: print one line for each problem, and exit with status 2 if any.
+The environment (WARMROUTE_*) and --set apply as with serve.
 
 example:
   warmroute check-config warmroute.yaml
@@ -135,7 +135,9 @@ def _parser() -> CommandParser:
     serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
     serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
     serve.add_argument(
-        "--mode", metavar="MODE", help="proxy: takes requests; extproc: a gateway asks over gRPC; both (proxy)"
+        "--mode",
+        metavar="MODE",
+        help="proxy: HTTP requests; extproc: endpoint picker of a gateway (gRPC); both (default: proxy)",
     )
     serve.add_argument("--face", help=argparse.SUPPRESS)  # former name of --mode
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
@@ -148,7 +150,7 @@ def _parser() -> CommandParser:
     serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
     check = commands.add_parser(
         "check-config",
-        help="say what is wrong with a settings file and the environment",
+        help="check a settings file and the environment",
         description=CHECK,
         formatter_class=raw,
     )
@@ -159,78 +161,87 @@ def _parser() -> CommandParser:
             "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
         )
     _add_make_key(commands.add_parser("make-key", help="make an API key and its entry for the keys file"))
-    _add_audit(commands.add_parser("audit", help="say what request logs tell of the cache, before there is a router"))
-    _add_top(commands.add_parser("top", help="watch a running router: hit rate, why tokens were computed, what to do"))
-    _add_explain(commands.add_parser("explain", help="say in words why a request went where it went"))
-    commands.add_parser("demo", help="see it beat round robin on this machine", add_help=False)
+    _add_audit(commands.add_parser("audit", help="analyze cache reuse in request logs, without a running router"))
+    _add_top(commands.add_parser("top", help="watch a running router: hit rate, reasons of cache misses, advice"))
+    _add_explain(commands.add_parser("explain", help="explain the placement of a request"))
+    commands.add_parser("demo", help="compare warmroute with round robin on this machine", add_help=False)
     return parser
 
 
 def _add_make_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tenant", help="whom it is for; several keys may be one tenant's")
-    parser.add_argument("--model", action="append", metavar="NAME", help="a model that may be used; repeat for each")
-    parser.add_argument("--requests-per-min", type=int, metavar="N", help="of the tenant, all its keys together")
+    parser.add_argument("tenant", help="tenant of the key; a tenant may have several keys")
+    parser.add_argument("--model", action="append", metavar="NAME", help="an allowed model; repeat for each")
     parser.add_argument(
-        "--tokens-per-min", type=int, metavar="N", help="tokens of its prompts and answers, all its keys together"
+        "--requests-per-min", type=int, metavar="N", help="requests per minute of the tenant, over all its keys"
     )
-    parser.add_argument("--ttft-ms", type=float, metavar="MS", help="time within which its first tokens are wanted")
+    parser.add_argument(
+        "--tokens-per-min",
+        type=int,
+        metavar="N",
+        help="tokens of prompts and answers per minute of the tenant, over all its keys",
+    )
+    parser.add_argument("--ttft-ms", type=float, metavar="MS", help="deadline of the first token in milliseconds")
     parser.add_argument(
         "--priority",
         choices=[priority.name.lower() for priority in Priority],
-        help="who goes first when replicas are full",
+        help="priority of the tenant's requests when replicas are full",
     )
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="JSONL, a request a line; .gz, .zst; - is standard input"
+        "files", nargs="+", metavar="FILE", help="JSON lines, one request per line; also .gz, .zst; - is standard input"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there as well")
-    parser.add_argument("--excerpts", action="store_true", help="quote prompts where they differ")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results as JSON to this file")
+    parser.add_argument("--excerpts", action="store_true", help="quote differing parts of prompts")
     parser.add_argument(
         "--prefill-tokens-per-s",
         type=_positive,
         default=8_000,
         metavar="N",
-        help="prompt tokens that a GPU is taken to compute in a second (8000)",
+        help="assumed prefill speed of a GPU in prompt tokens per second (8000)",
     )
-    parser.add_argument("--tokenizer", metavar="PATH", help="count tokens with this one, where no usage is logged")
+    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer for requests without logged usage")
     parser.add_argument(
-        "--memory-mb", type=_positive, default=512, metavar="N", help="megabytes of prompts' texts to remember (512)"
+        "--memory-mb", type=_positive, default=512, metavar="N", help="memory for prompt texts in MB (512)"
     )
     parser.add_argument(
-        "--requests-max", type=_positive, default=10_000_000, metavar="N", help="stop after so many (10000000)"
+        "--requests-max",
+        type=_positive,
+        default=10_000_000,
+        metavar="N",
+        help="stop after this number of requests (10000000)",
     )
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("at least 1 is expected")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8001", help="of its admin listener (http://127.0.0.1:8001)")
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+        "--url", default="http://127.0.0.1:8001", help="URL of the admin listener (http://127.0.0.1:8001)"
     )
-    parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two looks (2)")
     parser.add_argument(
-        "--once", action="store_true", help="print it once and exit, as where there is no terminal; needs no library"
+        "--token-file", type=Path, metavar="FILE", help="file with the admin token, if the router has one"
+    )
+    parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="refresh interval in seconds (2)")
+    parser.add_argument(
+        "--once", action="store_true", help="print one page and exit, as without a terminal; needs no library"
     )
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "id", metavar="ID", help="its x-warmroute-request-id, or the x-request-id that it was sent with"
-    )
+    parser.add_argument("id", metavar="ID", help="value of x-warmroute-request-id, or of the request's x-request-id")
     parser.add_argument(
         "--admin", "--url", dest="url", default="http://127.0.0.1:8001", metavar="URL",
-        help="of the router's admin listener (http://127.0.0.1:8001)",
+        help="URL of the admin listener (http://127.0.0.1:8001)",
     )  # fmt: skip
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file that holds its admin token, if it has one"
+        "--token-file", type=Path, metavar="FILE", help="file with the admin token, if the router has one"
     )
 
 
@@ -259,7 +270,7 @@ def _make_key(options: argparse.Namespace) -> int:
             print(f"warmroute: {problem}", file=sys.stderr)
         return 2
     print(entry, end="", flush=True)
-    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    print(f"The key (shown only once): {key}", file=sys.stderr)
     return 0
 
 
@@ -284,7 +295,7 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise SettingsError([f"--set {text}: KEY=VALUE is expected"])
+            raise SettingsError([f"--set {text}: must be KEY=VALUE"])
         assigned[key] = value
     return assigned
 
@@ -299,7 +310,7 @@ def _check(options: argparse.Namespace) -> int:
         return _complain(error)
     if names := former.describe():
         print(f"warmroute: {names}", file=sys.stderr)
-    print(f"{options.file}: fine")
+    print(f"{options.file}: valid")
     return 0
 
 

@@ -51,7 +51,7 @@ def parse_networks(given: Iterable[str]) -> list[AllowedNetwork]:
 def _parse_network(given: str) -> AllowedNetwork:
     found = _ALLOWED.fullmatch(given)
     if found is None or not 0 < int(found[4]) < 1 << 16:
-        raise ValueError(f"'{given}' is not of the form http://10.0.0.0/8:8000 or http://[fd00::/8]:8000")
+        raise ValueError(f"'{given}' must have the form http://10.0.0.0/8:8000 or http://[fd00::/8]:8000")
     network = ipaddress.ip_network(found[2] or found[3])
     return AllowedNetwork(found[1], network, int(found[4]))
 
@@ -71,18 +71,18 @@ def check_replica_url(url: str, within: Iterable[AllowedNetwork]) -> str:
     """Check the URL of a replica, and return it. Raises NotAllowed."""
     found = _URL.fullmatch(url)
     if found is None:
-        raise NotAllowed("a replica's URL is http://ADDRESS:PORT, with an IP address and nothing behind the port")
+        raise NotAllowed("the URL of a replica must be http://ADDRESS:PORT, with an IP address and no path")
     scheme, port = found[1], int(found[4])
     try:
         address = ipaddress.ip_address(found[2] or found[3])
     except ValueError as error:
-        raise NotAllowed("this is no IP address") from error
+        raise NotAllowed("the host is not an IP address") from error
     if str(address) != (found[2] or found[3]) or str(port) != found[4]:
-        raise NotAllowed("an address is given as it is written shortest, a port without zeros before it")
+        raise NotAllowed("the address must be in its shortest form, and the port without leading zeros")
     if _never(address):
-        raise NotAllowed("no replica is at such an address")
+        raise NotAllowed("the address cannot belong to a replica")
     if not any(_within(address, scheme, port, each) for each in within):
-        raise NotAllowed("this is not within admin.replicas_allowed")
+        raise NotAllowed("the address is not within admin.replicas_allowed")
     return url
 
 

@@ -172,7 +172,7 @@ class Keys:
             known = set[str]()
             for entry, value in zip(good, values, strict=True):
                 if value in known:
-                    problems.append(f"key '{entry.name}': its {what} is another key's too")
+                    problems.append(f"key '{entry.name}': its {what} is also used by another key")
                     break
                 known.add(value)
         shared = _merge_tenant_fields(good, problems)
@@ -211,7 +211,7 @@ def _read(file: Path) -> list[Any]:
         where = f", line {error.line}" if error.line else ""  # the error's own text may quote a line of the file
         raise KeysError([f"{file}: not YAML{where}"]) from error
     if not isinstance(listed, list) or not listed:
-        raise KeysError([f"{file}: must be a list with an entry for each key, and holds none"])
+        raise KeysError([f"{file}: must be a list with one entry per key, but has no entry"])
     return listed
 
 
@@ -257,17 +257,17 @@ def _wrong(entry: _Entry) -> list[str]:
     wrong = []
     for field, value in (("name", entry.name), ("tenant", entry.tenant)):
         if not is_valid_name(value):
-            wrong.append(f"'{field}' must be up to 64 letters, digits and . _ @ : - and begin with one of the former")
+            wrong.append(f"'{field}' must have up to 64 letters, digits and . _ @ : - and begin with a letter or digit")
     if entry.tenant in (OTHER, NONE):
-        wrong.append(f"'tenant' cannot be '{entry.tenant}', which metrics use for something else")
+        wrong.append(f"'tenant' cannot be '{entry.tenant}', which is reserved in metrics")
     if not _DIGEST.fullmatch(entry.sha256):
-        wrong.append("'sha256' must be the key's SHA-256 as 64 small hexadecimal digits, not the key itself")
+        wrong.append("'sha256' must be the SHA-256 of the key as 64 lower-case hexadecimal digits, not the key itself")
     if entry.priority not in _PRIORITIES:
         wrong.append(f"'priority' must be one of {', '.join(_PRIORITIES)}")
     if entry.models is not None and not entry.models:
-        wrong.append("'models' names none; without it all are allowed")
+        wrong.append("'models' is empty; remove it to allow all models")
     odd = [name for name in entry.normalize_tools or () if name not in REPAIRS]
-    wrong += [f"'normalize_tools': there is no '{_quote_text(name)}'{nearest(name, REPAIRS)}" for name in odd]
+    wrong += [f"'normalize_tools': unknown repair '{_quote_text(name)}'{nearest(name, REPAIRS)}" for name in odd]
     if entry.history_policy not in (None, *APPEND_ONLY):
         wrong.append(f"'history_policy' must be one of {', '.join(APPEND_ONLY)}")
     if entry.stream_failover not in (None, *CONTINUE):
@@ -348,6 +348,6 @@ def files_of_settings() -> Iterator[None]:
     except KeysError as error:
         raise SettingsError(error.problems) from error
     except UnicodeDecodeError as error:
-        raise SettingsError(["a file that the settings name is no text"]) from error
+        raise SettingsError(["a file of the settings is not UTF-8 text"]) from error
     except OSError as error:  # a TLS file, too
         raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error

@@ -66,7 +66,7 @@ def log_connection_limit(wanted: int, allowed: int) -> None:
         "raise": HOW,
     }
     log.warning(
-        "fewer client connections are let in than the settings say: this process may not open enough files",
+        "fewer client connections are accepted than configured: the limit of open files is too low",
         extra={"event": "connections_lowered", "fields": fields},
     )
 
@@ -108,14 +108,14 @@ class FdExhaustion:
         self._said_s = now_s
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         log.error(
-            "no file descriptor is left: requests are turned away until there is one",
+            "no file descriptor is left: requests are rejected until one is free",
             extra={"event": "descriptors_gone", "fields": {"for": where, "files_max": limit, "raise": HOW}},
         )
 
     def look(self) -> None:
         """Check if a descriptor is left. No error reports clients that the kernel could not hand over."""
         if not can_open():
-            self.report_shortage("a connection of a client")
+            self.report_shortage("a client connection")
 
 
 shortage = FdExhaustion()  # of this process: one log line for all that lacks a descriptor

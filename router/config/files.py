@@ -29,7 +29,7 @@ def expand_path(file: str | Path) -> Path:
     try:
         return Path(file).expanduser()
     except RuntimeError as error:
-        raise OSError(errno.ENOENT, "has no home directory for its ~") from error
+        raise OSError(errno.ENOENT, "contains ~, but the user has no home directory") from error
 
 
 def wait_until_settled(file: str | Path) -> None:
@@ -58,7 +58,7 @@ def read_at_most(file: str | Path, bytes_max: int) -> bytes:
         waiting.register(number, select.POLLIN)
         while (left := bytes_max + 1 - len(read)) > 0:
             if not waiting.poll(max(end_s - time.monotonic(), 0) * 1e3):
-                why = f"is a pipe, and nothing has ended it within {READ_S_MAX:g} s"
+                why = f"is a pipe that was not closed within {READ_S_MAX:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, why, str(file))
             try:
                 chunk = os.read(number, min(left, CHUNK_BYTES))
@@ -84,7 +84,7 @@ def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - any value
     except Exception as error:
         mark = getattr(error, "problem_mark", None)
         known = isinstance(error, yaml.YAMLError | UnicodeError)
-        why = " ".join(str(error).split()) if known else "a value is not what it is marked as, or nests too deep"
+        why = " ".join(str(error).split()) if known else "a value does not match its tag, or is nested too deeply"
         raise NotYaml(why, mark.line + 1 if mark is not None else 0) from error
 
 
@@ -106,7 +106,7 @@ def _loader() -> Any:  # noqa: ANN401 - a class of PyYAML's, which has no types 
                     continue
                 same = (key.tag, key.value)
                 if same in first:
-                    what = f"'{key.value[:80]}' is given twice, first in line {first[same].line + 1}"
+                    what = f"'{key.value[:80]}' is duplicated, first in line {first[same].line + 1}"
                     raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
                 first[same] = key.start_mark
             super().flatten_mapping(node)

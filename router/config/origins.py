@@ -29,10 +29,11 @@ def origin_problems(given: Iterable[str]) -> list[str]:
         if origin is None:
             like = "such as https://chat.example.com or http://localhost:3000"
             problems.append(
-                f"{what}: '{each}' is not an origin {like}: a scheme and a host, and no path or slash behind"
+                f"{what}: '{each}' is not an origin {like}: it must have a scheme and a host, "
+                "without a path or a trailing slash"
             )
     if EVERY in origins and len(origins) > 1:
-        problems.append(f"{what}: '*' allows every page, so it stands alone")
+        problems.append(f"{what}: '*' allows every origin, so it must be the only entry")
     elif len(set(origins) - {None}) + origins.count(None) < len(origins):
-        problems.append(f"{what}: an origin is given twice")
+        problems.append(f"{what}: an origin is duplicated")
     return problems

@@ -128,7 +128,7 @@ FILES = (
 )  # fmt: skip
 OFF_S = 10.0  # interval of checks for a change of `listen.file_watch_interval_s`, while it is 0
 
-REFUSED = "configuration refused: the old one stays in force"
+REFUSED = "new configuration is invalid: the old one remains active"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ def refuse_empty(old: Settings, new: Settings) -> None:
     if new.allow_empty:
         return
     problems = []
-    hint = "if that is meant, set 'allow_empty: true'"
+    hint = "to confirm, set 'allow_empty: true'"
     if old.replicas and not new.replicas:
-        problems.append(f"'replicas': the new settings have none, and the old ones {len(old.replicas)}; {hint}")
+        problems.append(f"'replicas': the new settings have no replicas, the old ones have {len(old.replicas)}; {hint}")
     if old.auth.keys_file and not new.auth.keys_file:
-        problems.append(f"'auth.keys_file': the new settings have none, so no request would need a key; {hint}")
+        problems.append(f"'auth.keys_file': missing in the new settings, so requests would need no key; {hint}")
     if problems:
         raise SettingsError(problems)
 
@@ -266,7 +266,7 @@ class Reloader:
             now = await loop.run_in_executor(None, _looks_of, files_of(self.settings))
             if changes.has_settled(now):
                 log.info(
-                    "files that settings name have changed",
+                    "files of the settings have changed",
                     extra={"event": "config_files_changed", "fields": {"files": len(now)}},
                 )
                 self.ask()
@@ -290,13 +290,13 @@ class Reloader:
             self._told("refused")
             return
         except Exception:  # a bug, which must not stop the router
-            log.exception("bug: the settings cannot be read again", extra={"event": "bug"})
+            log.exception("bug: reload of the settings failed", extra={"event": "bug"})
             self._told("refused")
             return
         self.settings = found.settings
         if found.kept:
             log.warning(
-                "settings that changed need a restart",
+                "changed settings need a restart",
                 extra={"event": "config_needs_restart", "fields": {"settings": list(found.kept)}},
             )
         log.info(

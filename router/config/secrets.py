@@ -18,18 +18,18 @@ def read(value: str, file: str) -> str:
 def problems(name: str, value: str, file: str, *, chars_min: int) -> list[str]:
     """Return the problems of the settings `name` and `name_file`; no line has the secret."""
     if value and file:
-        return [f"'{name}', '{name}_file': give one of them"]
+        return [f"'{name}', '{name}_file': set only one of them"]
     try:
         secret = read(value, file)
     except OSError as error:
         return [f"'{name}_file': {file}: {error.strerror or error}"]
     except UnicodeDecodeError:
-        return [f"'{name}_file': {file}: is no text"]
+        return [f"'{name}_file': {file}: is not UTF-8 text"]
     where = f"'{name}_file': {file}: holds" if file else f"'{name}': has"
     if not secret:
         return [f"{where} nothing"] if file else []
     if len(secret) < chars_min:
-        return [f"{where} {len(secret)} characters; at least {chars_min} are needed"]
+        return [f"{where} {len(secret)} characters; at least {chars_min} are required"]
     if len(secret) > BYTES_MAX or not (secret.isascii() and secret.isprintable()) or " " in secret:
         return [f"{where} something else than up to {BYTES_MAX} printable ASCII characters without a space"]
     return []

@@ -41,7 +41,7 @@ def _similarity(given: str, name: str) -> tuple[bool, float, float]:
 
 
 def describe_type(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
-    """Describe the values that a type accepts, such as `a whole number from 0 to 65535`."""
+    """Describe the values that a type accepts, such as `an integer from 0 to 65535`."""
     limits: dict[str, float] = {}
     if get_origin(type_) is Annotated:
         type_, *notes = get_args(type_)
@@ -56,12 +56,12 @@ def describe_type(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
         return "text"
     if type_ is int:
         least = limits.get("ge", limits["gt"] + 1 if "gt" in limits else None)
-        return f"a whole number{_range(least, limits.get('le'))}"
+        return f"an integer{_range(least, limits.get('le'))}"
     if type_ is float:
         if "gt" in limits:
-            return f"a number over {limits['gt']:g}" + (f", at most {_plain(limits['le'])}" if "le" in limits else "")
+            return f"a number above {limits['gt']:g}" + (f", at most {_plain(limits['le'])}" if "le" in limits else "")
         return f"a number{_range(limits.get('ge'), limits.get('le'))}"
-    return "a list of texts"
+    return "a list of strings"
 
 
 def _range(least: float | None, most: float | None) -> str:
@@ -89,4 +89,4 @@ _SHOWN.maxlist = _SHOWN.maxdict = _SHOWN.maxtuple = _SHOWN.maxset = 8
 def describe_mismatch(type_: Any, value: object, *, secret: bool = False) -> str:  # noqa: ANN401 - the type of any setting
     """Describe a value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
     said = "" if secret else f", not {'an empty value' if value is None else quote_value(value)}"
-    return f"{describe_type(type_)} is expected{said}"
+    return f"must be {describe_type(type_)}{said}"

@@ -157,8 +157,8 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
 
 def _describe_error(error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is another certificate's"
-    return f"not what is wanted in PEM ({error.reason or error})"
+        return "the key does not belong to the certificate"
+    return f"not valid PEM ({error.reason or error})"
 
 
 def _no_password() -> str:

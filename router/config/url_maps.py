@@ -33,9 +33,9 @@ def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
         if not _base(url):
             problems.append(f"'{name}': '{url}' is not a base URL such as http://10.0.0.1:8000")
         elif (base := url.rstrip("/").removesuffix("/v1")) != url.rstrip("/"):
-            problems.append(f"'{name}': '{url}' must be given without /v1, which requests bring with them: {base}")
+            problems.append(f"'{name}': '{url}' must not end with /v1, which is part of the request path: {base}")
     if not problems and len({str(URL(url.rstrip("/"))) for url in given}) < len(given):
-        problems.append(f"'{name}': a URL is given twice")
+        problems.append(f"'{name}': a URL is duplicated")
     return problems
 
 
@@ -49,28 +49,30 @@ def same_base(url: str) -> str:
         return url
 
 
-def split_problems(split: DisaggSettings, replicas: Iterable[str] = ()) -> list[str]:
+def split_problems(disagg: DisaggSettings, replicas: Iterable[str] = ()) -> list[str]:
     """Return the problems of the settings `disagg`. `replicas`: all replicas, if there cannot be others; if empty, the
     lists are not compared with them."""
-    problems = url_problems(split.prefill, "disagg.prefill") + url_problems(split.decode, "disagg.decode")
-    problems += peer_problems(split.endpoints, "disagg.endpoints", 8998)
-    for each in split.hosts:
+    problems = url_problems(disagg.prefill, "disagg.prefill") + url_problems(disagg.decode, "disagg.decode")
+    problems += peer_problems(disagg.endpoints, "disagg.endpoints", 8998)
+    for each in disagg.hosts:
         if host_problem(each):
-            problems.append(f"'disagg.hosts': '{each}' is neither a host nor a CIDR such as 10.0.0.0/8")
-    named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(split, name)]
-    if named and not split.kv_connector:
-        problems.append(f"'disagg.{named[0]}': needs 'disagg.kv_connector', without which no request is split")
+            problems.append(f"'disagg.hosts': '{each}' must be a host or a CIDR such as 10.0.0.0/8")
+    named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(disagg, name)]
+    if named and not disagg.kv_connector:
+        problems.append(f"'disagg.{named[0]}': needs 'disagg.kv_connector', which turns disaggregated prefill on")
     if problems:
         return problems
-    prefill, decode = {same_base(url) for url in split.prefill}, {same_base(url) for url in split.decode}
+    prefill, decode = {same_base(url) for url in disagg.prefill}, {same_base(url) for url in disagg.decode}
     for url in sorted(prefill & decode):
-        problems.append(f"'disagg.prefill', 'disagg.decode': '{url}' is in both; a replica in neither does both")
+        problems.append(
+            f"'disagg.prefill', 'disagg.decode': '{url}' is in both; list it in neither if it prefills and decodes"
+        )
     known = {same_base(url) for url in replicas}
     for name, urls in (("prefill", prefill), ("decode", decode)):
         for url in sorted(urls - known if known else ()):
-            problems.append(f"'disagg.{name}': '{url}' is none of 'replicas'")
-    if split.kv_connector == "nixl" and (split.port or split.endpoints):
-        problems.append("'disagg.port', 'disagg.endpoints': nixl needs none, since its answers say where to ask")
+            problems.append(f"'disagg.{name}': '{url}' is not in 'replicas'")
+    if disagg.kv_connector == "nixl" and (disagg.port or disagg.endpoints):
+        problems.append("'disagg.port', 'disagg.endpoints': must be empty with nixl; its answers contain the address")
     return problems
 
 
@@ -105,9 +107,9 @@ def peer_problems(endpoints: Iterable[str], name: str = "p2p.endpoints", port: i
         replica = given.rpartition("=")[0]
         fine = re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given) is not None
         if not (fine and 0 < int(given.rpartition(":")[2]) < 1 << 16 and _base(replica.partition("#")[0])):
-            problems.append(f"'{name}': '{given}' is not of the form {example}")
+            problems.append(f"'{name}': '{given}' must have the form {example}")
         elif same_base(replica) in told:
-            problems.append(f"'{name}': '{replica}' is given twice")
+            problems.append(f"'{name}': '{replica}' is duplicated")
         else:
             told.add(same_base(replica))
     return problems
@@ -126,7 +128,7 @@ def objectives(pairs: Iterable[str]) -> dict[str, str]:
 def objective_problems(pairs: Iterable[str]) -> list[str]:
     """Return the problems of the setting `extproc.objectives`."""
     wrong = [given for given in pairs if not re.fullmatch(r"[^=\s]+=(high|normal|low)", given)]
-    return [f"'extproc.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
+    return [f"'extproc.objectives': '{given}' must have the form NAME=high, NAME=normal or NAME=low" for given in wrong]
 
 
 def continued_models(pairs: Iterable[str]) -> dict[str, str]:
@@ -136,11 +138,11 @@ def continued_models(pairs: Iterable[str]) -> dict[str, str]:
 
 def model_problems(names: Sequence[str]) -> list[str]:
     """Return the problems of the setting `discovery.models`."""
-    problems = [f"'discovery.models': {name!r} is no name of a model" for name in names if not name.strip()]
+    problems = [f"'discovery.models': {name!r} is not a valid model name" for name in names if not name.strip()]
     twice = [name for name, count in Counter(names).items() if count > 1]
-    problems += [f"'discovery.models': '{name}' is given twice" for name in twice]
+    problems += [f"'discovery.models': '{name}' is duplicated" for name in twice]
     if len(names) > MODELS_MAX:
-        problems.append(f"'discovery.models': {len(names)} names are more than {MODELS_MAX}")
+        problems.append(f"'discovery.models': {len(names)} names are given, at most {MODELS_MAX}")
     return problems
 
 
@@ -148,7 +150,8 @@ def continue_problems(pairs: Iterable[str]) -> list[str]:
     """Return the problems of the setting `upstream.stream_failover_models`."""
     wrong = [given for given in pairs if not re.fullmatch(r".+=(off|asked|exact|approximate)", given)]
     return [
-        f"'upstream.stream_failover_models': '{given}' is not MODEL=off, asked, exact or approximate" for given in wrong
+        f"'upstream.stream_failover_models': '{given}' must be MODEL=off, MODEL=asked, MODEL=exact or MODEL=approximate"
+        for given in wrong
     ]
 
 
@@ -159,11 +162,11 @@ def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -
         replica, *rest = given.split("=")
         if not replica.startswith("http") or len(rest) not in (1, 2) or not all("://" in each for each in rest):
             example = "http://10.0.0.1:8000=tcp://10.0.0.1:5557=tcp://10.0.0.1:5558"
-            problems.append(f"'events.endpoints': '{given}' is not of the form {example}")
+            problems.append(f"'events.endpoints': '{given}' must have the form {example}")
     for given in topics:
         topic, _, replica = given.rpartition("=")
         if not topic or not replica.startswith("http"):
-            problems.append(f"'events.topics': '{given}' is not of the form topic=http://10.0.0.1:8000")
+            problems.append(f"'events.topics': '{given}' must have the form topic=http://10.0.0.1:8000")
     if bind and not re.fullmatch(r"(tcp|ipc)://\S+", bind):
         problems.append(f"'events.bind': '{bind}' is not an address such as tcp://0.0.0.0:5557")
     return problems
@@ -200,11 +203,11 @@ def token_problems(sources: Iterable[str], kwargs: Iterable[str]) -> list[str]:
     problems = []
     try:
         if not all(tokenizers(sources).values()):
-            problems.append("'tokens.sources': MODEL=PATH or PATH is expected")
+            problems.append("'tokens.sources': must be MODEL=PATH or PATH")
     except OSError as error:
         problems.append(f"'tokens.sources': {error.strerror}")
     try:
         template_kwargs(kwargs)
     except ValueError as error:
-        problems.append(f"'tokens.template_kwargs': MODEL={{JSON object}} is expected: {error}")
+        problems.append(f"'tokens.template_kwargs': must be MODEL={{JSON object}}: {error}")
     return problems

@@ -154,7 +154,7 @@ class ControlPlane:
                 await self.prompts.prepare_all()
         except TimeoutError:
             log.warning(
-                "tokenizers are not loaded yet: until they are, prompts are placed by estimate",
+                "tokenizers are still loading: until then prompts are placed by estimate",
                 extra={"event": "tokenizers_late"},
             )
         await events.start()
@@ -212,7 +212,7 @@ class ControlPlane:
             try:
                 self.admission.tick()
             except Exception:  # a bug must not end the loop: requests would wait forever
-                log.exception("bug: admission failed inside the hub", extra={"event": "bug"})
+                log.exception("bug: admission failed", extra={"event": "bug"})
 
     # -- notifications -------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class LocalPlacementService:
         """Record that the replica does not serve this model, even if its list names it."""
         if self._router.lacks_model(replica, model):
             fields = {"replica": replica, "model": model}
-            log.warning("replica no longer serves a model of its list", extra={"event": "model_lost", "fields": fields})
+            log.warning("replica does not serve a model of its list", extra={"event": "model_lost", "fields": fields})
         self._reread(replica)
 
     def wants_token_ids(self) -> bool:

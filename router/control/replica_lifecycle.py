@@ -100,7 +100,11 @@ class ReplicaLifecycle:
             self._on_replica_removed(before[id_])
         for id_ in before.keys() - left:
             if (ready := by_id[id_].ready) != before[id_].ready:
-                text = "replica is ready again, says discovery" if ready else "replica is not ready, says discovery"
+                text = (
+                    "replica is ready again according to discovery"
+                    if ready
+                    else "replica is not ready according to discovery"
+                )
                 event = "replica_listed_ready" if ready else "replica_listed_not_ready"
                 log.info(text, extra={"event": event, "fields": _make_log_fields(by_id[id_])})
                 (self.on_ready if ready else self._edges().on_replica_removed)(id_)
@@ -192,7 +196,7 @@ class ReplicaLifecycle:
                 self._router.forget(id_)
                 self._prober.probe_soon(id_)
                 fields = {"replica": id_, "why": "connection refused"}
-                log.warning("replica does not answer as it should", extra={"event": "replica_down", "fields": fields})
+                log.warning("replica fails its health checks", extra={"event": "replica_down", "fields": fields})
         self.on_unreachable(replica)
 
     def on_grade_changed(self, replica: str, grade: Confidence, why: str) -> None:
@@ -205,7 +209,7 @@ class ReplicaLifecycle:
         if member is not None and not member.ready and grade is Confidence.ESTIMATED:
             level = logging.DEBUG
         fields = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
-        log.log(level, "replica's grade changed", extra={"event": "grade_changed", "fields": fields})
+        log.log(level, "confidence grade of a replica changed", extra={"event": "grade_changed", "fields": fields})
 
     def look_for_lost_events(self, now_s: float) -> None:
         """Log each ready replica with an event stream that has had no connection for a minute, once for each loss."""
@@ -216,11 +220,11 @@ class ReplicaLifecycle:
             if member is not None and member.ready and self._unheard.get(id_) != since_s:
                 self._unheard[id_] = since_s
                 fields = {"replica": id_, "why": why, "for_s": round(now_s - since_s)}
-                log.warning("no KV events of a ready replica", extra={"event": "events_down", "fields": fields})
+                log.warning("a ready replica has no KV event stream", extra={"event": "events_down", "fields": fields})
 
     def on_shared_metrics_page(self, replica: str) -> None:
         """Warn of a replica with a metrics page that several processes serve alternately."""
-        text = "replica's metrics are of several processes in turn, so that restarts cannot be seen by them"
+        text = "metrics of the replica alternate between processes, so they cannot show restarts"
         log.warning(text, extra={"event": "metrics_of_several", "fields": {"replica": replica}})
 
     def on_breaker_changed(self, replica: str, state: State, why: str) -> None:

@@ -128,7 +128,7 @@ class PeerSync:
         try:
             self._address = address = address_of(shared)
         except _UNREADABLE as error:
-            raise StoreFailed("unreachable", f"the store's address cannot be read: {error}") from error
+            raise StoreFailed("unreachable", f"the address of the store is invalid: {error}") from error
         tls = TlsFiles(shared.tls_ca, shared.tls_certificate, shared.tls_key)
         async with open_session(address, shared.fleet, shared.timeout_s, tls) as session:
             yield session

@@ -97,11 +97,15 @@ class SnapshotManager:
             parts = await self.parse_snapshot(pieces)
             self.import_replica(parts, path)
         except FileNotFoundError:
-            self.why = "there is none yet"
+            self.why = "no snapshot exists yet"
         except (OSError, UnreadableState) as error:
             self.why = str(error)
-            fields = {"file": path, "why": self.why, "next": "nothing: the router starts cold, and writes another"}
-            log.warning("the state of before is not taken", extra={"event": "state_ignored", "fields": fields})
+            fields = {
+                "file": path,
+                "why": self.why,
+                "next": "none: the router starts with empty state and writes a new snapshot",
+            }
+            log.warning("saved state is not used", extra={"event": "state_ignored", "fields": fields})
 
     async def parse_snapshot(self, pieces: Iterable[bytes]) -> StateParts:
         """Decode the parts of a state, which must be complete and young enough. Raises UnreadableState."""
@@ -110,7 +114,7 @@ class SnapshotManager:
             parts.take(decode_piece(piece))
             await pace.step()
         if not parts.whole or parts.origin is None:
-            raise UnreadableState("its end is missing")
+            raise UnreadableState("the end of the file is missing")
         age_s = self._wall() - parts.origin.at_s
         if age_s > self._settings.age_max_s:
             most_s = self._settings.age_max_s
@@ -165,8 +169,8 @@ class SnapshotManager:
         try:
             parts = await self.parse_snapshot(pieces)
         except UnreadableState as error:
-            fields = {"router": router, "why": str(error), "next": "nothing: another one is asked, if there is one"}
-            log.warning("what a router handed over is not taken", extra={"event": "state_ignored", "fields": fields})
+            fields = {"router": router, "why": str(error), "next": "none: another router is asked if there is one"}
+            log.warning("state from another router is not used", extra={"event": "state_ignored", "fields": fields})
             return False
         self._handed = True
         self.import_replica(parts, router)
@@ -249,12 +253,15 @@ class SnapshotManager:
     def _give_up(self) -> None:
         for id_ in self._waiting:
             self._record_refusal(
-                id_, "it was not seen" if self._router.member(id_) is None else "nothing proved it the same"
+                id_,
+                "the replica was not discovered"
+                if self._router.member(id_) is None
+                else "its engine could not be verified as the same",
             )
         for id_ in list(self._asked):
             if self.events is not None:
                 self.events.withdraw(id_)
-            self._record_event_outcome(id_, 0, "its stream has not proved it")
+            self._record_event_outcome(id_, 0, "its event stream could not be verified as the same")
         self._waiting.clear()
 
     def _say(self) -> None:
@@ -272,7 +279,7 @@ class SnapshotManager:
             "refused": dict(reasons.most_common(REASONS_MAX)),
             "seconds": round(self._clock() - self._began_s, 3),
         }
-        log.info("the state of before is taken over", extra={"event": "state_restored", "fields": fields})
+        log.info("saved state is restored", extra={"event": "state_restored", "fields": fields})
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -290,9 +297,9 @@ class SnapshotManager:
                 fields = {
                     "file": self._settings.path,
                     "why": str(error),
-                    "next": "see that there is room, and the right",
+                    "next": "check free disk space and permissions",
                 }
-                log.warning("the state is not written", extra={"event": "state_not_written", "fields": fields})
+                log.warning("the state cannot be saved", extra={"event": "state_not_written", "fields": fields})
             self._failing = str(error)
         else:
             self._files["ok"] += 1

@@ -60,28 +60,32 @@ def read_chunks(path: Path, bytes_max: int) -> list[bytes]:
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise UnreadableState("it is no file")
+            raise UnreadableState("it is not a regular file")
         # The checksums have no key, so any user that can write the file controls its content. Write access for its
         # group is accepted: Kubernetes grants it to the `fsGroup` of the pod each time the volume is mounted.
         if about.st_uid not in (os.geteuid(), 0):
-            raise UnreadableState(f"it belongs to user {about.st_uid}, not to the router's, {os.geteuid()}")
+            raise UnreadableState(f"its owner is user {about.st_uid} instead of the router's user {os.geteuid()}")
         if about.st_mode & stat.S_IWOTH:
-            raise UnreadableState("every user can write it")
+            raise UnreadableState("it is writable for all users")
         if about.st_size > bytes_max:
             raise UnreadableState(f"{about.st_size} bytes are more than {bytes_max} (snapshot.bytes_max)")
         begin = file.read(len(MAGIC))
         if begin != MAGIC:
-            raise UnreadableState("of another release" if begin[: len(NAME)] == NAME else "no state of a router")
+            raise UnreadableState(
+                "it has the format of another release"
+                if begin[: len(NAME)] == NAME
+                else "it is not a state file of a router"
+            )
         pieces = list[bytes]()
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
-                raise UnreadableState("it was cut off")
+                raise UnreadableState("it is truncated")
             length, digest = _HEAD.unpack(head)
             if length > PIECE_BYTES_MAX:
-                raise UnreadableState(f"a piece of {length} bytes")
+                raise UnreadableState(f"a chunk of {length} bytes")
             piece = file.read(length)
             if len(piece) < length:
-                raise UnreadableState("it was cut off")
+                raise UnreadableState("it is truncated")
             if xxh3_64_intdigest(piece) != digest:
                 raise UnreadableState("it is damaged")
             pieces.append(piece)

@@ -151,7 +151,7 @@ def discoveries_of(hub: ControlPlaneContext) -> MergedDiscovery:
     s = hub.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning(
-            "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
+            "no replicas are configured: set --replica URL, `replicas` or `discovery`",
             extra={"event": "no_replicas"},
         )
     source = source_of(s.discovery, split=bool(s.disagg.kv_connector))
@@ -185,9 +185,9 @@ def warn_if_unauthenticated(settings: Settings) -> None:
     listen = settings.listen
     if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
         return
-    fields = {"host": listen.host, "next": "give auth.keys_file (warmroute make-key), or let a firewall decide"}
+    fields = {"host": listen.host, "next": "set auth.keys_file (warmroute make-key), or limit access by a firewall"}
     log.warning(
-        "the router is open to all who reach it: no API keys are asked for",
+        "the router is open to every client that can reach it: no API keys are required",
         extra={"event": "open_to_all", "fields": fields},
     )
 

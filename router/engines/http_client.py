@@ -72,11 +72,11 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
         return "its certificate is not trusted"
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return "no TLS connection"
+        return "TLS handshake failed"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "connection closed without an answer"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "answer broke off"
+        return "answer is incomplete"
     if isinstance(error, aiohttp.ClientResponseError):
         return "answer is not HTTP"
     if isinstance(error, TimeoutError):

@@ -97,7 +97,7 @@ class KvConnectorProber:
         """Check the replica until cancelled; return at once if no check is necessary."""
         if self.handshake is KvConnector.SGLANG and replica.role is Role.BOTH:
             log.warning(
-                "replica takes no legs of requests: it is not known whether it prefills or decodes",
+                "replica gets no disaggregated requests: its role (prefill or decode) is unknown",
                 extra={"event": "role_unknown", "fields": {"replica": replica.id}},
             )
             return
@@ -115,9 +115,10 @@ class KvConnectorProber:
             if before is None or bool(found) is not bool(before):
                 fields = {"replica": replica.id, "address": address}
                 if found:
-                    log.info("replica prefills for others", extra={"event": "kv_connector_up", "fields": fields})
+                    text = "replica prefills for decode replicas"
+                    log.info(text, extra={"event": "kv_connector_up", "fields": fields})
                 else:
-                    text = "replica does not prefill for others: it does not answer where decoding ones ask it"
+                    text = "replica does not prefill for decode replicas: its transfer address does not answer"
                     log.warning(text, extra={"event": "kv_connector_down", "fields": fields})
             self._say(replica.id, self.handshake if found else None, found)
             before = found

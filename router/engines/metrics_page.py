@@ -115,7 +115,7 @@ class MetricsPages:
             server.reading = None
         if size > LONG_BYTES:
             server.due_s = max(server.due_s, loop.time() + size / BYTES_PER_S)
-            self._tell_long(url, server, size, "is long, and read less often")
+            self._tell_long(url, server, size, "is long and is read less often")
         if page is not None:
             server.read_s = loop.time()
             if server.counts:

@@ -53,10 +53,10 @@ class P2pProber:
             if found != before:
                 fields = {"replica": replica.id, "address": address}
                 if found:
-                    log.info("replica can be pulled from", extra={"event": "peer_up", "fields": fields})
+                    log.info("replica accepts P2P KV transfers", extra={"event": "peer_up", "fields": fields})
                 else:
                     log.warning(
-                        "replica cannot be pulled from: nobody takes orders of peers there",
+                        "replica accepts no P2P KV transfers: its address does not answer",
                         extra={"event": "peer_down", "fields": fields},
                     )
             self._prove(replica.id, found)

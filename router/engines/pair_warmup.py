@@ -92,10 +92,10 @@ class PairWarmer:
         self._router.pair_warmed(prefill, decode, ok=not why, now_s=self._clock())
         fields = {"prefill": prefill, "decode": decode}
         if why:
-            what = "a pair of replicas did not hand a prompt over, and takes no requests in two legs for now"
+            what = "KV transfer between a pair of replicas failed: the pair gets no disaggregated requests for now"
             log.warning(what, extra={"event": "disagg_pair_failed", "fields": {**fields, "why": why}})
         else:
-            log.info("a pair of replicas takes requests in two legs", extra={"event": "pair_warmed", "fields": fields})
+            log.info("a pair of replicas gets disaggregated requests", extra={"event": "pair_warmed", "fields": fields})
 
     async def _hand_over(self, prefill: str, decode: str) -> None:
         """Prefill a new prompt on one replica, and decode it on the other. Raises PairFailed."""
@@ -108,11 +108,11 @@ class PairWarmer:
             answer, peer = await self._answer(prefill, first)
             params = kv_transfer_params(self._handshake, answer)
             if params is None:
-                raise PairFailed("the prefilling engine named no blocks: is its connector configured?")
+                raise PairFailed("the prefill engine returned no blocks: check the configuration of its KV connector")
             try:
                 params = check_transfer_params(params, hosts_of(prefill, address, peer), self._hosts)
             except ForeignHost as error:
-                raise PairFailed(f"the prefilling engine names a host that is not its own: {error}") from None
+                raise PairFailed(f"the prefill engine returned a foreign host: {error}") from None
             await self._post(decode, decode_body(base, self._handshake, id_, address, rank, params))
             return
         second = decode_body(base, self._handshake, id_, address, rank, b"")
@@ -126,10 +126,10 @@ class PairWarmer:
     def _base(self, prefill: str, decode: str) -> bytes:
         members = self._router.member(prefill), self._router.member(decode)
         if members[0] is None or members[1] is None:
-            raise PairFailed("one of them left")
+            raise PairFailed("one of the two replicas was removed")
         models = sorted(set(members[0].models) & set(members[1].models))
         if not models:
-            raise PairFailed("they serve no model in common")
+            raise PairFailed("they have no common model")
         prompt = f"{secrets.token_hex(8)} {'warm ' * WORDS}"
         return json.dumps({"model": models[0], "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
 

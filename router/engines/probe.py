@@ -138,11 +138,9 @@ class Prober:
                 due = rounds % self._models_rounds == 0 or replica in self._stale
                 await self.probe(replica, models=due or self._unknown(replica))
             except Exception:  # a bug in a page's reader must not end the loop
-                log.exception(
-                    "bug: probe failed inside the router", extra={"event": "bug", "fields": {"replica": replica}}
-                )
+                log.exception("bug: probe failed", extra={"event": "bug", "fields": {"replica": replica}})
                 for rank in self._ranks(replica):
-                    self._report_health(rank, ok=False, proof=False, why="the router cannot read its pages")
+                    self._report_health(rank, ok=False, proof=False, why="bug: its pages could not be processed")
             rounds += 1
             self._soon[replica] = soon = max(0, self._soon.get(replica, 0) - 1)
             interval_s = self._interval_s / 4 if soon else self._interval_s
@@ -246,7 +244,7 @@ class Prober:
             self._report_health(rank, ok=False, proof=False, why="serves no model")
         else:
             left_out = self.left_out.get(rank)
-            why = f"healthy; {left_out} of its models are left out (probe.models_max)" if left_out else "healthy"
+            why = f"healthy; {left_out} of its models are ignored (probe.models_max)" if left_out else "healthy"
             self._report_health(rank, ok=True, proof=False, why=why)
 
     def _ranks(self, replica: str) -> list[str]:
@@ -273,7 +271,7 @@ class Prober:
         if flipped or (news and not ok):
             event = {"event": "replica_up" if ok else "replica_down", "fields": {"replica": replica, "why": why}}
             level = logging.INFO if ok else logging.WARNING
-            text = "gets no requests" if sure else "does not answer as it should"
+            text = "receives no requests" if sure else "fails its health checks"
             log.log(level, "replica %s", "ready" if ok else text, extra=event)
         if flipped and ok:
             self._on_ready(replica)
@@ -292,7 +290,7 @@ class Prober:
                 self.left_out[rank] = page.left_out
                 fields = {"replica": rank, "left_out": page.left_out, "models_max": self._models_max}
                 what = (
-                    "replica lists more models than are read" if page.left_out else "all models of a replica are read"
+                    "replica lists more models than the limit" if page.left_out else "all models of a replica are used"
                 )
                 level = logging.WARNING if page.left_out else logging.INFO
                 log.log(level, what, extra={"event": "models_left_out", "fields": fields})

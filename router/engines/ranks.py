@@ -123,7 +123,8 @@ class RankExpander:
             count = 1
         if count != self._counts.get(base_url, 1):
             log.info(
-                "replica has ranks", extra={"event": "ranks_found", "fields": {"replica": base_url, "ranks": count}}
+                "replica has data-parallel ranks",
+                extra={"event": "ranks_found", "fields": {"replica": base_url, "ranks": count}},
             )
         self._counts[base_url] = count
         self._asked_s[base_url] = asyncio.get_running_loop().time()

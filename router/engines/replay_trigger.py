@@ -56,7 +56,7 @@ class EventReplayTrigger:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fields = {"replica": wanted.replica, "why": http_client.describe_error(error)}
             log.warning(
-                "replica could not be asked to announce what it holds",
+                "request to a replica to publish its cached blocks failed",
                 extra={"event": "announce_failed", "fields": fields},
             )
 

@@ -39,8 +39,8 @@ LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
 EXTENSION = "inference-extension"  # the upstream's manifests use it for liveness and readiness
 READY_S = 0.25  # polling interval of the replicas' readiness
 MUST_FAIL_CLOSED = (
-    "have the gateway refuse requests while no picker answers: failure_mode_allow: false in Envoy's ext_proc, FailClose"
-    " in an InferencePool; one that fails open serves clients without a key then (docs/guide/gateway.md)"
+    "configure the gateway to refuse requests while no picker answers: failure_mode_allow: false in Envoy's ext_proc, "
+    "FailClose in an InferencePool. Otherwise it then serves clients without a key (docs/guide/gateway.md)"
 )
 _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -81,7 +81,7 @@ class ExtProcFrontend:
                     async with asyncio.timeout(self._settings.listen.drain_s):
                         await self._picker.idle()
         finally:
-            self._parts.cut_why = "The router has ended before the answer was whole; ask again."
+            self._parts.cut_why = "The router stopped before the answer was complete; try again."
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
@@ -157,7 +157,7 @@ class ExtProcFrontend:
         tls = self._certificate.credentials() if self._certificate is not None else None
         if self._desk.keys is not None:
             fields = {"next": MUST_FAIL_CLOSED}
-            log.info("keys are asked for", extra={"event": "gateway_must_fail_closed", "fields": fields})
+            log.info("API keys are required", extra={"event": "gateway_must_fail_closed", "fields": fields})
         self.port = _bound(server, s.host, s.port, tls)
         self.health_port = _bound(checks, s.host, s.health_port, None)
         await server.start()

@@ -56,7 +56,7 @@ def model_of(request: Request) -> str:
     name = said.decode("utf-8", "replace")
     if len(name) > MODEL_CHARS_MAX or not name.isprintable():
         raise Refusal(
-            400, "invalid_model", f"{MODEL[0].decode()} is a model's name, {MODEL_CHARS_MAX} characters long."
+            400, "invalid_model", f"{MODEL[0].decode()} must be a model name of at most {MODEL_CHARS_MAX} characters."
         )
     return name
 

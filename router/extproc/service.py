@@ -85,16 +85,16 @@ class ExtProcService:
         try:
             first = await self._heads.read(messages, self._parts.rules.head_timeout_s)
         except TimeoutError:
-            return None, (grpc.StatusCode.DEADLINE_EXCEEDED, "no head came")
+            return None, (grpc.StatusCode.DEADLINE_EXCEEDED, "no request headers received")
         except MalformedMessage:
-            return None, (grpc.StatusCode.INVALID_ARGUMENT, "a message could not be read")
+            return None, (grpc.StatusCode.INVALID_ARGUMENT, "a message could not be decoded")
         if first is grpc.aio.EOF:
             return first, ()
         if first.observability_mode:
-            what = "the gateway only watches: set observability_mode to false"
+            what = "the gateway ignores responses: set observability_mode to false"
             return None, self._complain("observability_mode", what)
         if first.WhichOneof("request") != "request_headers":
-            what = "the gateway sends no heads: set request_header_mode to SEND"
+            what = "the gateway sends no request headers: set request_header_mode to SEND"
             return None, self._complain("request_header_mode", what)
         return first, ()
 
@@ -103,7 +103,7 @@ class ExtProcService:
         if setting not in self._complained:
             self._complained.add(setting)
             log.error(
-                "the gateway cannot be served: %s",
+                "the gateway's configuration is not usable: %s",
                 what,
                 extra={"event": "extproc_misconfigured", "fields": {"next": what}},
             )

@@ -118,8 +118,8 @@ class StreamHandler:
                 raise
         except Exception:
             fields = {"request_id": record.id}
-            log.exception("bug: request failed inside the router", extra={"event": "bug", "fields": fields})
-            what = "The router failed; the log has the reason under this request id."
+            log.exception("bug: request failed", extra={"event": "bug", "fields": fields})
+            what = "Internal error of the router; see its log for this request id."
             return False, Refusal(500, "internal_error", what)
         return False, None
 
@@ -144,7 +144,7 @@ class StreamHandler:
         if len(request.lines) > HEADERS_MAX:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
-            raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
+            raise Refusal(503, "too_many_streams", "The picker has too many open requests; try again.")
         strip_trailing_slash(
             request
         )  # affects only the request as parsed here; the engine's path is set by the gateway
@@ -154,7 +154,7 @@ class StreamHandler:
             await self._page(request, client, caller)
             return True
         if not parts.known:
-            raise no_replica_ready("nothing was found out yet")
+            raise no_replica_ready("no result yet")
         record.route = local_responses.route_of(request.path)
         if parts.desk.tracer is not None:
             self._trace = parts.desk.tracer.begin(request, started_s)
@@ -189,7 +189,7 @@ class StreamHandler:
             work = read_body(self._messages, client, request, mode, rules.body_bytes_max, rules.bodies_wait_s)
             return await self._within(rules.body_timeout_s, work)
         except TimeoutError:
-            raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
+            raise Refusal(408, "request_timeout", "The request's body did not arrive in time.") from None
 
     async def _within(self, limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
         """Await this for at most `limit_s`. Raises TimeoutError. It is `asyncio.timeout` for the current task, at half
@@ -220,7 +220,7 @@ class StreamHandler:
             owner = principal_of(caller, receipts=self._parts.rules.receipts) if path.startswith(REQUESTS) else None
             page = await placer.page(path, owner)
         if page is None:
-            raise Refusal(404, "unknown_path", f"There is no {request.method} {path[:200]} here.")
+            raise Refusal(404, "unknown_path", f"{request.method} {path[:200]} does not exist here.")
         if caller.tenant is not None and path.startswith(MODELS):
             page = filter_models(page, path, caller.tenant.allows)
         request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
@@ -266,8 +266,8 @@ class StreamHandler:
     def _check(self, lease: LeaseHandle) -> None:
         """Raise Refusal for a replica without an address for gateways."""
         if not endpoint_of(lease.replica):
-            what = f"The replica {lease.replica} has a name where a gateway needs an address"
-            raise Refusal(503, "no_address", f"{what}; give its address.")
+            what = f"The replica {lease.replica} has a host name, but a gateway needs an IP address"
+            raise Refusal(503, "no_address", f"{what}; configure its IP address.")
 
     async def _while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await this, unless the client leaves in the meantime. Raises ClientDisconnected."""

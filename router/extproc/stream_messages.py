@@ -47,9 +47,9 @@ class MalformedCount:
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
             return
-        fields = {"count": self.total - self._told, "error": why[:200], "next": "see who may reach extproc.port"}
+        fields = {"count": self.total - self._told, "error": why[:200], "next": "limit access to extproc.port"}
         self._said_s, self._told = now_s, self.total
-        log.warning("messages to the picker cannot be read", extra={"event": "gateway_malformed", "fields": fields})
+        log.warning("messages to the picker cannot be decoded", extra={"event": "gateway_malformed", "fields": fields})
 
 
 class Messages:

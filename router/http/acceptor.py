@@ -69,7 +69,7 @@ class Acceptor:
                 return
             except OSError as error:
                 if is_emfile(error):
-                    shortage.report_shortage("a connection of a client")
+                    shortage.report_shortage("a client connection")
                 else:
                     told = {"message": "a connection cannot be accepted", "exception": error}
                     self._loop.call_exception_handler(told)
@@ -108,9 +108,9 @@ def cannot_listen(error: OSError, host: str, port: int, *, admin: bool = False) 
     prefix = "admin_" if admin else ""
     if error.errno == errno.EADDRINUSE:
         flag = "--admin-port" if admin else "--port"
-        why = f"something listens there already; {flag} N takes another port (listen.{prefix}port)"
+        why = f"the address is in use; set another port with {flag} N (listen.{prefix}port)"
     elif error.errno == errno.EACCES:
-        why = f"the system does not allow it: ports below 1024 are reserved (listen.{prefix}port)"
+        why = f"permission denied: ports below 1024 are reserved (listen.{prefix}port)"
     else:
         why = f"{error.strerror} (listen.{prefix}host)"
     return OSError(error.errno, f"cannot listen on {host}:{port}: {why}")

@@ -94,5 +94,5 @@ class BodyBudget:
 
 def no_room() -> Refusal:
     """Return the refusal of a request with a body that does not fit."""
-    message = "The router holds as many bytes of request bodies as it may; try again after the seconds of Retry-After."
+    message = "The limit of buffered request bodies is reached; try again after the seconds of Retry-After."
     return Refusal(503, "bodies_full", message)

@@ -399,7 +399,7 @@ class ClientConnection(asyncio.Protocol):
         """Close the connection of a client that exceeded a limit. Send an error first if the client can still read
         it."""
         if why in (client_timeouts.HEAD_TIMEOUT, client_timeouts.BODY_TIMEOUT):
-            self.refuse(Refusal(408, "request_timeout", "The request came too slowly."))
+            self.refuse(Refusal(408, "request_timeout", "The request arrived too slowly."))
         elif why == client_timeouts.BODY_BUDGET_FULL:
             self.refuse(no_room())
         elif why == client_timeouts.SEND_TIMEOUT and self._transport is not None:

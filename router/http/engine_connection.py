@@ -299,7 +299,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Begin a head. Raises RuntimeError if no answer is expected."""
         if self._answer is None:
-            raise RuntimeError("an answer that nobody asked for")
+            raise RuntimeError("an answer without a request")
         self._headed = self._between = False
         answer = self._answer
         answer.lines.clear()
@@ -335,10 +335,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Handle the end of the head. Its body may take long to begin."""
         answer, status = self._answer, self._parser.get_status_code()
         if not 100 <= status <= 599:
-            raise RuntimeError("a status that is none")
+            raise RuntimeError("an invalid status")
         if answer is None or 100 <= status < 200:
             if status == 101:
-                raise RuntimeError("an upgrade that nobody asked for")
+                raise RuntimeError("an upgrade that was not requested")
             return
         self._look_at_head(answer)
         answer.on_head(status)

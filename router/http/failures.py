@@ -213,7 +213,7 @@ class UpstreamOverloaded(UpstreamError):
     ending = EndReason.REFUSED_BY_ENGINE
 
     def __init__(self, status: int, retry_after_s: float, *, full: bool = False) -> None:
-        super().__init__("its queue is full" if full else f"status {status}, for {retry_after_s:.0f} s")
+        super().__init__("the engine's queue is full" if full else f"status {status}, for {retry_after_s:.0f} s")
         self.status, self.retry_after_s, self.full = status, retry_after_s, full
 
 

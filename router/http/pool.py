@@ -80,7 +80,7 @@ class ConnectionPool:
             raise ConnectFailed(describe(error), refused=_is_connection_refused(error)) from error
         if self._forgotten:
             connection.abort()
-            raise ReplicaRemoved("its replica left")
+            raise ReplicaRemoved("the replica was removed")
         return connection
 
     def close_idle(self, before_s: float) -> None:

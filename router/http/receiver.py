@@ -181,7 +181,7 @@ class Receiver:
         after it."""
         request = self._reading
         if request.method == "CONNECT":
-            raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
+            raise Refusal(405, "method_not_allowed", "CONNECT is not supported.")
         if request.method == "GET" and is_websocket(request):
             raise no_websockets()
         self._parser = httptools.HttpRequestParser(self)
@@ -224,9 +224,9 @@ class Receiver:
             raise Refusal(431, "header_too_large", f"A header is longer than {VALUE_BYTES_MAX} bytes.")
         if low in request.fields:
             if low == b"host":
-                raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "The request has more than one Host header.")  # RFC 9112 section 3.2
             if low == b"content-type" and value != request.fields[low]:  # a body is parsed and forwarded by one of them
-                raise Refusal(400, "bad_http", "There are two Content-Types.")
+                raise Refusal(400, "bad_http", "The request has more than one Content-Type header.")
             if low == b"connection":  # a list that may be spread over several lines (RFC 9110 sections 5.3 and 7.6.1)
                 request.fields[low] += b"," + value
         else:
@@ -246,16 +246,18 @@ class Receiver:
         host = request.fields.get(b"host")
         if host is not None and host != self._host:
             if not _HOST.fullmatch(host):
-                raise Refusal(400, "bad_http", "Host is no name or address with a port.")
+                raise Refusal(400, "bad_http", "The Host header is not a valid host with an optional port.")
             self._host = host
         if request.version == "1.1":
             if host is None:
-                raise Refusal(400, "bad_http", "There is no Host.")  # RFC 9112 section 3.2
+                raise Refusal(400, "bad_http", "The Host header is missing.")  # RFC 9112 section 3.2
         elif request.version != "1.0":
-            raise Refusal(505, "bad_http", "This is a server of HTTP/1.1; send the request in that version.")
+            raise Refusal(505, "bad_http", "Only HTTP/1.1 is supported; send the request in that version.")
         coding = request.fields.get(b"transfer-encoding")
         if coding is not None and (request.version == "1.0" or coding.lower() != b"chunked"):
-            raise Refusal(501, "bad_http", "Bodies may be chunked, by HTTP/1.1, and nothing else.")  # RFC 9112, 6.1
+            raise Refusal(
+                501, "bad_http", "The only supported transfer coding is chunked, with HTTP/1.1."
+            )  # RFC 9112, 6.1
         length = request.fields.get(b"content-length")  # the parser refuses two lengths, and one that is no number
         if length is None:
             self._length = -1
@@ -274,7 +276,7 @@ class Receiver:
         self.reading_bytes += len(data)
         self.chunks += 1
         if self.chunks > TINY_PIECES_MAX and self.reading_bytes < self.chunks * TINY_BYTES:
-            raise Refusal(400, "bad_http", f"The body comes in more than {TINY_PIECES_MAX} very short chunks.")
+            raise Refusal(400, "bad_http", f"The body has more than {TINY_PIECES_MAX} very short chunks.")
         if self.reading_bytes > self._body_bytes_max:
             raise self._too_large()
 

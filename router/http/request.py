@@ -192,7 +192,7 @@ def is_websocket(request: Request) -> bool:
 
 def no_websockets() -> Refusal:
     """Return the refusal of a WebSocket request."""
-    message = "WebSockets are not passed on by this router; connect to an engine directly for its realtime API."
+    message = "WebSockets are not supported by this router; connect directly to an engine for its realtime API."
     return Refusal(501, "websocket_unsupported", message)
 
 

@@ -149,7 +149,7 @@ class Upstream:
                     alive.add(answer.replica)
                 self._streaming.add(answer)
             if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
-                answer.fail(PullTimeout("no answer within the time of its pull"))
+                answer.fail(PullTimeout("no answer within the time limit of the P2P KV transfer"))
             elif now_s - since_s > limit_s and not (at_work and self._works(answer.replica, since_s, now_s)):
                 answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
         for replica in alive:
@@ -177,7 +177,7 @@ class Upstream:
         error."""
         for answer in list(self._answers):
             if answer.replica == replica and not answer.has_output:
-                why = "its replica is stuck"
+                why = "the replica is stalled"
                 answer.fail(Stalled(why) if answer.begun else ReplicaStalled(why))
 
     def fail_silent_calls(self, replica: str) -> None:
@@ -189,9 +189,9 @@ class Upstream:
             if Replica(answer.replica).url != server:
                 continue
             if not answer.begun:
-                answer.fail(ReplicaUnreachable("its replica is gone"))
+                answer.fail(ReplicaUnreachable("the replica was removed"))
             elif now_s - answer.silent_since(now_s) > LOST_SILENCE_S:
-                answer.fail(StreamInterrupted("its replica is gone"))
+                answer.fail(StreamInterrupted("the replica was removed"))
 
     async def call(
         self,

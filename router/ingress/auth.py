@@ -50,7 +50,7 @@ class Authenticator:
             return ANONYMOUS
         if request.path == METRICS and (self.keys is not None or self.admin_token):
             if not is_admin(request.fields.get(b"authorization", b""), self.admin_token):
-                raise Refusal(401, "invalid_api_key", "Metrics need the router's admin token.")
+                raise Refusal(401, "invalid_api_key", "Metrics require the router's admin token.")
             return ANONYMOUS
         fields = request.fields
         if self.keys is None:
@@ -67,11 +67,11 @@ class Authenticator:
         if len(shown) > 1:  # a key of another service may be present, such as that of a client's own account
             shown = {key for key in shown if key.startswith(PREFIX.encode()) or keys.find(key) is not None}
         if len(shown) > 1:
-            message = "The request shows API keys that differ, in Authorization and x-api-key; send one."
+            message = "The request has different API keys in Authorization and x-api-key; send only one."
             raise Refusal(401, "invalid_api_key", message)
         tenant = keys.find(shown.pop()) if shown else None
         if tenant is None:
-            raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
+            raise Refusal(401, "invalid_api_key", "The API key is missing or unknown.")
         return tenant
 
     def authenticate_head(self, request: Request) -> Caller:
@@ -93,7 +93,7 @@ def _extract_key(low: bytes, value: bytes) -> bytes:
 def _parse_caller(request: Request) -> Caller:
     name = request.header(TENANT)
     if name and not is_valid_name(name):
-        raise Refusal(400, "bad_tenant", "x-warmroute-tenant is up to 64 letters, digits and . _ @ : -")
+        raise Refusal(400, "bad_tenant", "x-warmroute-tenant must have up to 64 letters, digits and . _ @ : -")
     return Caller(name, _parse_priority(request))
 
 
@@ -101,5 +101,5 @@ def _parse_priority(request: Request) -> Priority:
     name = request.header(PRIORITY)
     priority = priority_of(name.lower()) if name else Priority.NORMAL
     if priority is None:
-        raise Refusal(400, "bad_priority", "x-warmroute-priority is high, normal or low.")
+        raise Refusal(400, "bad_priority", "x-warmroute-priority must be high, normal or low.")
     return priority

@@ -159,7 +159,7 @@ def parse(request: Request, how: ParseContext) -> ParseResult:
 def _parse(request: Request, how: ParseContext) -> ParseResult:
     dialect, salt, body = how.dialect, how.salt, request.body
     if in_other_encoding(body):
-        raise InvalidBody("invalid_json", "The request body is not in UTF-8, in which alone it can be read here.")
+        raise InvalidBody("invalid_json", "The request body is not UTF-8.")
     if dialect is None:
         return ParseResult(_parse_other(request, how), None)
     how.yield_gil(request.body_bytes)
@@ -250,7 +250,7 @@ def _check_form(request: Request) -> None:
 
 def model_forbidden() -> Refusal:
     """Return the refusal of a request for a model that its API key does not allow."""
-    return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")
+    return Refusal(403, "model_not_allowed", "This API key does not allow that model.", "model")
 
 
 def _check_shape(body: bytes, how: ParseContext, place: KnownPrefix | None = None) -> None:
@@ -272,7 +272,7 @@ def _check_shape(body: bytes, how: ParseContext, place: KnownPrefix | None = Non
         said = f"The request body has more than {how.values_max} values (limits.json_values_max)"
         raise InvalidBody("too_many_values", f"{said}; send a shorter prompt.")
     if found == DEPTH:
-        said = f"The request body has more than {how.depth_max} levels of JSON within one another."
+        said = f"The request body has more than {how.depth_max} nested levels of JSON."
         raise InvalidBody("invalid_json", said)
 
 

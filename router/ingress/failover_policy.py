@@ -27,7 +27,7 @@ def requested_failover_mode(
     said = request.fields.get(STREAM_FAILOVER, request.fields.get(FORMER_STREAM_FAILOVER))
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:
-        raise Refusal(400, "bad_continue", "x-warmroute-stream-failover is exact, approximate or off.")
+        raise Refusal(400, "bad_continue", "x-warmroute-stream-failover must be exact, approximate or off.")
     allowed = (tenant.stream_failover if tenant is not None else "") or models.get(model, all_streams)
     if allowed == OFF:
         return OFF

@@ -62,11 +62,11 @@ def change_header(found: Difference) -> str:
 def change_message(found: Difference) -> str:
     """Format a change as a message for the client. The earlier text is quoted if excerpts are enabled. It is the
     client's own, because no prompt of a tenant is compared with another tenant's."""
-    place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
-    said = f"This conversation may only be appended to, and {place} is not what it was: {found.change} at "
+    place = f"message {found.message} ({found.role})" if found.message >= 0 else "the part before its messages"
+    said = f"This conversation is append-only, but {place} was changed: {found.change} at "
     said += f"{found.path[:_PATH_CHARS_MAX]}, byte {found.at_bytes}."
     if found.before or found.after:
-        said += f" It was {found.before!r} and is {found.after!r}."
+        said += f" Before: {found.before!r}. Now: {found.after!r}."
     return said
 
 
@@ -164,7 +164,7 @@ def parse_response_id(head: bytes) -> str | None:
 def no_replica_ready(standing: str) -> Refusal:
     """Return the refusal of a request that no replica can take now. `standing` gives the number of ready replicas, and
     the reasons why others are not ready."""
-    message = "No replica is ready to take this request; try again after the seconds of Retry-After."
+    message = "No replica is ready for this request; try again after the seconds of Retry-After."
     return Refusal(503, "no_replica_ready", message, cause=standing)
 
 

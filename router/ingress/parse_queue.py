@@ -91,5 +91,5 @@ def _nobody(_: Pool, __: str) -> bool:
 
 
 def _too_much() -> Refusal:
-    message = "More long requests came than can be read in time; try again after the seconds of Retry-After."
+    message = "Too many long requests are waiting to be parsed; try again after the seconds of Retry-After."
     return Refusal(429, "overloaded", message, retry_after_s=AGAIN_S)

@@ -262,7 +262,7 @@ class RequestParser:
         only one that is served. Raises Refusal."""
         tenant = caller.tenant
         if tenant is not None and (tenant.isolated or tenant.models is not None):
-            what = "What this API key may ask depends on the body, which the gateway keeps to itself"
+            what = "The permissions of this API key depend on the body, which the gateway does not send"
             raise Refusal(400, "body_needed", f"{what}; set its request_body_mode to BUFFERED.")
         how = self._make_parse_context(request, caller)
         ask = RequestSpec(model)
@@ -358,8 +358,8 @@ class RequestParser:
             return
         engines = self._placer.engines(model) if model is not None else ()
         if path not in PATHS or not tenant_isolation.can_isolate(path, engines):
-            what = "No engine that serves this keeps tenants' caches apart on this path"
-            raise Refusal(400, "isolation_unsupported", f"{what}, which your tenant asks for.")
+            what = "No engine of this model isolates the caches of tenants on this path"
+            raise Refusal(400, "isolation_unsupported", f"{what}, but this tenant requires isolation.")
 
     # -- history -------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class PromptObserver:
 
     def _fail(self) -> None:
         if not self._failed:
-            log.exception("A prompt could not be seen; this is told once", extra={"event": "bug"})
+            log.exception("A prompt could not be observed; further failures are not logged", extra={"event": "bug"})
         self._failed = True
 
     async def _compare(self, look: DiffCandidate, thread: Executor, *, sure: bool, rejects: bool) -> None:

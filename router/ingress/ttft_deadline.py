@@ -29,6 +29,6 @@ def _read(name: bytes, value: bytes) -> float:
     except ValueError:
         wanted_ms = 0.0
     if not 0 < wanted_ms <= TTFT_MS_MAX:  # NaN fails as well
-        what = f"{name.decode()} is a number of milliseconds over 0, at most {TTFT_MS_MAX}"
-        raise Refusal(400, "bad_ttft", f"{what}: the first token is wanted within it.")
+        what = f"{name.decode()} must be a number of milliseconds above 0 and up to {TTFT_MS_MAX}"
+        raise Refusal(400, "bad_ttft", f"{what}: it is the deadline of the first token.")
     return wanted_ms

@@ -186,7 +186,7 @@ def failure(error: Exception) -> StoreFailed:
     if isinstance(error, (RedisTimeout, TimeoutError)):
         return StoreFailed("timeout", "no answer in time")
     if isinstance(error, BAD_REPLY_ERRORS) and not isinstance(error, (RedisError, OSError)):  # TLS raises both
-        return StoreFailed("answer", f"an answer that no Redis gives: {str(error)[:150]}")
+        return StoreFailed("answer", f"an invalid Redis answer: {str(error)[:150]}")
     kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
     text = str(error).partition("\n")[0][:200] or type(error).__name__
     if kind == "answer" and text.startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "BUSY")):

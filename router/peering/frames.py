@@ -92,7 +92,7 @@ def head_of(message: bytes) -> FrameHead | None:
         raise BadFrame(f"a message of {len(message)} bytes")
     _, origin, at_s = _HEAD.unpack_from(message)
     if not math.isfinite(at_s):
-        raise BadFrame("a time that is none")
+        raise BadFrame("an invalid time")
     return FrameHead(origin, at_s)
 
 
@@ -101,13 +101,13 @@ def frame_of(message: bytes) -> PeerFrame:
     try:
         frame = _decode(memoryview(message)[HEAD_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"not what routers say: {error}") from error
+        raise BadFrame(f"not a message of a router: {error}") from error
     if not frame.name.isprintable() or (frame.spent and not _finite(frame.spent)):
-        raise BadFrame("words or numbers that are none")
+        raise BadFrame("invalid names or numbers")
     if len(frame.spent) > 1 and len({each.tenant for each in frame.spent}) < len(frame.spent):
-        raise BadFrame("a tenant twice")  # the limit of a tenant's usage applies to each entry
+        raise BadFrame("a duplicate tenant")  # the limit of a tenant's usage applies to each entry
     if len(frame.replicas) % NUMBER_BYTES:
-        raise BadFrame("numbers of replicas that are none")
+        raise BadFrame("invalid numbers of replicas")
     return frame
 
 

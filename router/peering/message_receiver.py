@@ -88,11 +88,11 @@ class PeerSubscriber:
             fields = {
                 **self._refused,
                 "why": why,
-                "next": "give all routers of the fleet one `auth.secret`, or the same API keys, and clocks that agree;"
-                " else see who writes to the store",
+                "next": "set the same `auth.secret` or API keys on all routers of the fleet, and synchronize their "
+                "clocks; otherwise check for other writers to the store",
             }
             self._refused, self._refused_s = Counter(), now_s
-            text = "messages in the shared store are of no router of this fleet"
+            text = "messages in the shared store do not come from routers of this fleet"
             log.warning(text, extra={"event": "sharing_unauthenticated", "fields": fields})
 
     def forget_strangers(self) -> None:
@@ -138,4 +138,4 @@ class PeerSubscriber:
             try:
                 self._core.hear(frame.core, now_s)
             except ValueError as error:
-                raise BadFrame(f"the core's part: {error}") from error
+                raise BadFrame(f"the placement part: {error}") from error

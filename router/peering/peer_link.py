@@ -187,7 +187,8 @@ class PeerChannel:
                     session.publish(self._seals.seal(goodbye, self._wall()))
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
-                log.debug("others were not told that this router leaves", extra={"event": "peering_leave_failed"})
+                text = "other routers could not be notified that this router stops"
+                log.debug(text, extra={"event": "peering_leave_failed"})
         await _cancel_tasks(self._tasks, CLOSE_S)
 
     async def _run(self) -> None:
@@ -235,7 +236,7 @@ class PeerChannel:
         opened_s = self._awake_s
         while (left_s := max(self._echo_s, opened_s) + ECHO_TIMEOUT_S - self._awake_s) > 0:  # noqa: ASYNC110 - mostly one look
             await asyncio.sleep(max(WATCH_S, left_s))
-        raise StoreFailed("silent", "own messages are not heard")
+        raise StoreFailed("silent", "this router does not receive its own messages")
 
     async def _wait_for_reconfigure(self) -> None:
         await self._elsewhere.wait()
@@ -271,15 +272,20 @@ class PeerChannel:
         self._said_alone = True
         self._core.on_disconnected(now_s)
         self._side.on_disconnected()
-        why = self.why or "own messages are not heard"
-        fields = {"why": why, "next": "see that the store runs and can be reached; nothing needs a restart"}
-        log.warning("this router goes on alone", extra={"event": "peering_disconnected", "fields": fields})
+        why = self.why or "this router does not receive its own messages"
+        fields = {"why": why, "next": "check that the store runs and is reachable; no restart is necessary"}
+        log.warning(
+            "this router continues without the other routers", extra={"event": "peering_disconnected", "fields": fields}
+        )
 
     def _became_whole(self) -> None:
         self.connected, self._said_alone = True, False
         self._side.on_connected()
         fields = {"name": self.name, "routers": self.routers}
-        log.info("this router hears itself through the store", extra={"event": "peering_connected", "fields": fields})
+        log.info(
+            "this router receives its own messages through the store",
+            extra={"event": "peering_connected", "fields": fields},
+        )
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -292,8 +298,11 @@ class PeerChannel:
         except BadFrame as error:
             self.counts["bad"] += 1
             if self.counts["bad"] == 1:
-                what = {"why": str(error), "next": "see who else writes to the store's channel"}
-                log.warning("a message of no router was heard", extra={"event": "sharing_bad_message", "fields": what})
+                what = {"why": str(error), "next": "check for other writers to the store's channel"}
+                log.warning(
+                    "a message that is not from a router was received",
+                    extra={"event": "sharing_bad_message", "fields": what},
+                )
             return
         if own_s is not None:
             self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
@@ -325,5 +334,5 @@ async def _supervise(work: Callable[[], Coroutine[None, None, None]]) -> None:
         try:
             await work()
         except Exception:
-            log.exception("bug: sharing failed inside the router", extra={"event": "bug"})
+            log.exception("bug: communication between routers failed", extra={"event": "bug"})
         await asyncio.sleep(TICK_S)

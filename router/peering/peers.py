@@ -90,9 +90,9 @@ class PeerRegistry:
         peer = self._peers.get(origin)
         last_s = peer.at_s if peer is not None else self._past.get(origin)
         if last_s is not None and at_s <= last_s:
-            return "it was heard before, or a later one"
+            return "it or a later one was already received"
         if (peer is None or peer.silent) and not apart_s <= FRESH_S:
-            return f"its wall clock and this one are {apart_s:.0f} s apart"
+            return f"its clock and this router's clock are {apart_s:.0f} s apart"
         return ""
 
     def note_message(self, origin: int, name: str, at_s: float, now_s: float) -> int | None:
@@ -130,8 +130,8 @@ class PeerRegistry:
             self._namesake_s = min(self._namesake_s, now_s)
         if not self._namesake and (origin > self._origin or now_s - self._namesake_s >= SILENT_S):
             self._namesake = True
-            what = {"name": self._name, "next": "give each router a `peering.router_id` of its own"}
-            log.error("another router has this one's name", extra={"event": "peering_duplicate_name", "fields": what})
+            what = {"name": self._name, "next": "set a different `peering.router_id` for each router"}
+            log.error("another router has the same name", extra={"event": "peering_duplicate_name", "fields": what})
 
     def _room(self) -> bool:
         """Remove a silent router to free a place. Logs once that no place is free."""
@@ -141,8 +141,9 @@ class PeerRegistry:
                 return True
         if not self._full:
             self._full = True
-            what = {"routers_max": self._peers_max, "next": "let fewer routers share one `peering.fleet`"}
-            log.error("too many routers share one name", extra={"event": "sharing_too_many", "fields": what})
+            what = {"routers_max": self._peers_max, "next": "use fewer routers per `peering.fleet`"}
+            text = "too many routers have the same peering.fleet"
+            log.error(text, extra={"event": "sharing_too_many", "fields": what})
         return False
 
     def remove_peer(self, origin: int) -> None:
@@ -214,9 +215,9 @@ class PeerRegistry:
             self._met = True
             what = {
                 "router": peer.name,
-                "next": "give each fleet a `peering.fleet` of its own; or set `peering.replicas_in_common: false`",
+                "next": "set a different `peering.fleet` for each fleet, or set `peering.replicas_in_common: false`",
             }
-            text = "a router of another fleet, without a replica in common, shares this one's store and name"
+            text = "a router of another fleet, without a common replica, uses the same store and shared.name"
             log.warning(text, extra={"event": "sharing_stranger", "fields": what})
 
 

@@ -179,7 +179,7 @@ class Keeping:
             if self._seals.holds(OWNER, owner_bytes(*owner), mark):
                 found.append(owner)
             else:
-                self._refusals.refuse("unauthenticated", "an owner of a stored response has no mark", self._clock())
+                self._refusals.refuse("unauthenticated", "the owner of a stored response is not signed", self._clock())
         return found
 
     def _on_write_refused(self, failed: StoreFailed) -> None:
@@ -188,12 +188,12 @@ class Keeping:
         if not self.refusal:
             fields = {
                 "why": text,
-                "next": "give the store room, or the right to write; routers hear each other without",
+                "next": "give the store memory or write permission; messages between routers are not affected",
             }
-            log.warning("the shared store takes no writes", extra={"event": "sharing_refused", "fields": fields})
+            log.warning("the shared store accepts no writes", extra={"event": "sharing_refused", "fields": fields})
         self.refusal = text
 
     def _on_write_accepted(self) -> None:
         if self.refusal:
-            log.info("the shared store takes writes again", extra={"event": "sharing_accepted"})
+            log.info("the shared store accepts writes again", extra={"event": "sharing_accepted"})
         self.refusal = ""

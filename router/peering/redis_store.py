@@ -50,7 +50,9 @@ async def open_session(
         except FAILURES as error:
             failed = failure(error)
             if address.tls and failed.kind == "timeout":  # a server without TLS waits for the end of the first line
-                failed = StoreFailed("timeout", "no answer in time; does that port speak TLS, as rediss:// wants?")
+                failed = StoreFailed(
+                    "timeout", "no answer in time; check that the port uses TLS, which rediss:// requires"
+                )
             raise failed from error
         try:
             yield store

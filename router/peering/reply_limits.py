@@ -124,13 +124,13 @@ class BoundedReader:
             if rest.isdigit() and len(rest) <= DIGITS_MAX:
                 return self._begin_reply(kind, int(rest))
             if rest != b"-1":
-                raise self._error("a length that is no number")
+                raise self._error("a length that is not a number")
         elif kind in _TEXTS:
             self._bytes += len(rest)
             if self._bytes > self._bytes_max:
                 raise self._error(f"a reply of more than {self._bytes_max} bytes")
         else:
-            raise self._error(f"a reply that begins with {chr(kind)!r}")
+            raise self._error(f"a reply of unknown type {chr(kind)!r}")
         return False
 
     def _begin_reply(self, kind: int, count: int) -> bool:

@@ -115,16 +115,16 @@ class Seals:
         in_envelope = message[:1] == _VERSION
         if not self._keys[MESSAGE]:
             if in_envelope:
-                raise NotSealed("its router has a secret or API keys, and this one has none")
+                raise NotSealed("it is signed, but this router has no secret or API keys")
             return message, None
         if not in_envelope:
-            raise NotSealed("it has no mark")
+            raise NotSealed("it has no signature")
         begin = 2 + MARK_BYTES * message[1] if len(message) > 1 else len(message)
         if len(message) < begin + _WALL.size:
-            raise NotSealed("it ends within its marks")
+            raise NotSealed("its signature is truncated")
         inner = message[begin:]
         if not self.holds(MESSAGE, inner, message[2:begin]):
-            raise NotSealed("its marks are by another secret")
+            raise NotSealed("its signature is from another secret")
         return inner[_WALL.size :], _WALL.unpack_from(inner)[0]
 
 

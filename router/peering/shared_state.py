@@ -101,7 +101,7 @@ class SharedState:
         self._deaths.hear(origin, frame.dead, now_s)
         if frame.dead:
             for replica, count in self._deaths.confirmed(self._find_dead_replicas(), now_s):
-                self._replicas.apply_peer_evidence(replica, f"{count} other routers found it dead", now_s)
+                self._replicas.apply_peer_evidence(replica, f"{count} other routers reported it as unreachable", now_s)
 
     def load_owners(self, owners: Sequence[ResponseOwnerEntry]) -> None:
         """Store owners that were read from the store."""

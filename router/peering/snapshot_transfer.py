@@ -33,7 +33,7 @@ LOOK_S = 0.01  # interval of the polls for the next parcel
 FIRST_S = 4.0  # longest wait for the first parcel, or the next one; then another router is asked
 LISTEN_S = 0.4  # time after which a message of every router has been received
 RECEIVERS_MAX = 64  # routers that may request at once
-NEXT = "nothing: another router is asked, if there is one"
+NEXT = "none: another router is asked if there is one"
 ASKED_MAX = 3  # routers that are asked, one after another
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,7 +94,7 @@ class SnapshotTransfer:
                     if failed.kind not in REFUSALS:
                         raise
                     about = {"event": "state_not_handed", "fields": {"why": failed.text}}
-                    log.info("the store does not take what this router knows", extra=about)
+                    log.info("the store does not accept this router's state", extra=about)
                 if origin in self._askers:
                     self._served.add(origin)
 
@@ -189,8 +189,8 @@ class SnapshotTransfer:
         if self._seals.holds(PARCEL, key.encode() + parcel, sealed[1:begin]):
             return decode_parcel(parcel)
         log.warning(
-            "what was handed over is of no router of this fleet",
-            extra={"event": "state_ignored", "fields": {"why": "its marks are by another secret", "next": NEXT}},
+            "the received state is not from a router of this fleet",
+            extra={"event": "state_ignored", "fields": {"why": "its signature is from another secret", "next": NEXT}},
         )
         return None
 

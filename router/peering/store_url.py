@@ -71,10 +71,10 @@ def parse_address(url: str, password: str | None = None) -> StoreAddress:
     parts = [unquote(part) for part in path.split("/") if part]
     service = parts.pop(0) if kind is StoreKind.SENTINEL and parts else ""
     if kind is StoreKind.SENTINEL and not service:
-        raise BadAddress("needs the name of the service behind the Sentinels: redis+sentinel://HOST:26379/mymaster")
+        raise BadAddress("must end with the name of the Sentinel service: redis+sentinel://HOST:26379/mymaster")
     asked = dict(parse_qsl(query))
     if asked.keys() - {"sentinel_username", "sentinel_password"} or (asked and kind is not StoreKind.SENTINEL):
-        raise BadAddress("takes no other options behind '?' than sentinel_username and sentinel_password")
+        raise BadAddress("allows only the options sentinel_username and sentinel_password after '?'")
     return StoreAddress(
         kind,
         _hosts(listed, kind),
@@ -95,16 +95,16 @@ def _hosts(listed: str, kind: StoreKind) -> tuple[tuple[str, int], ...]:
             split = urlsplit(f"//{each}")
             host, port = split.hostname, split.port
         except ValueError as error:
-            raise BadAddress("has a host or a port that is none") from error
+            raise BadAddress("has an invalid host or port") from error
         if not host or any(character.isspace() for character in host):
-            raise BadAddress("names no host")
+            raise BadAddress("has no host")
         if port == 0:
-            raise BadAddress("has the port 0, at which nothing can be reached")
+            raise BadAddress("has the invalid port 0")
         hosts.append((host, _PORTS[kind] if port is None else port))
     if len(hosts) > HOSTS_MAX:
-        raise BadAddress(f"names {len(hosts)} hosts; {HOSTS_MAX} at most are needed to find the others")
+        raise BadAddress(f"has {len(hosts)} hosts; at most {HOSTS_MAX} are allowed, and the others are discovered")
     if len(hosts) > 1 and kind is StoreKind.SINGLE:
-        raise BadAddress("names several hosts, which only redis+sentinel:// and redis+cluster:// do")
+        raise BadAddress("has several hosts, which only redis+sentinel:// and redis+cluster:// allow")
     return tuple(hosts)
 
 
@@ -112,9 +112,9 @@ def _database(parts: list[str], kind: StoreKind) -> int:
     if not parts:
         return 0
     if len(parts) > 1 or not (parts[0].isascii() and parts[0].isdigit()) or len(parts[0]) > 4:
-        raise BadAddress("has something else than the number of a database at its end")
+        raise BadAddress("must end with the number of a database")
     if kind is StoreKind.CLUSTER and int(parts[0]):
-        raise BadAddress("names a database, and a cluster has only 0")
+        raise BadAddress("selects a database, but a cluster has only database 0")
     return int(parts[0])
 
 

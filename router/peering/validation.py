@@ -15,40 +15,38 @@ _ROUTER = re.compile(r"[!-~]{1,200}")
 _NEED_A_STORE = ("password", "password_file", "tls_ca", "tls_certificate", "tls_key")
 
 
-def is_shared(shared: PeeringSettings) -> bool:
+def is_shared(peering: PeeringSettings) -> bool:
     """True if a store is configured."""
-    return bool(shared.redis_url or shared.redis_url_file)
+    return bool(peering.redis_url or peering.redis_url_file)
 
 
-def address_of(shared: PeeringSettings) -> StoreAddress:
+def address_of(peering: PeeringSettings) -> StoreAddress:
     """Return the store's address. Raises BadAddress, OSError and UnicodeDecodeError."""
-    password = secrets.read(shared.password, shared.password_file)
-    return parse_address(secrets.read(shared.redis_url, shared.redis_url_file), password)
+    password = secrets.read(peering.password, peering.password_file)
+    return parse_address(secrets.read(peering.redis_url, peering.redis_url_file), password)
 
 
-def shared_problems(shared: PeeringSettings) -> list[str]:
+def shared_problems(peering: PeeringSettings) -> list[str]:
     """Return the problems of these settings; no line has a password or a URL."""
-    problems = secrets.problems("peering.redis_url", shared.redis_url, shared.redis_url_file, chars_min=1)
-    problems += secrets.problems("peering.password", shared.password, shared.password_file, chars_min=1)
-    problems += replica_problems(shared.tls_ca, shared.tls_certificate, shared.tls_key, "peering")
-    if not _NAME.fullmatch(shared.fleet):
-        problems.append(f"'peering.fleet': '{shared.fleet:.64}' is not up to 64 letters, digits and . _ -")
-    if shared.router_id and not _ROUTER.fullmatch(shared.router_id):
+    problems = secrets.problems("peering.redis_url", peering.redis_url, peering.redis_url_file, chars_min=1)
+    problems += secrets.problems("peering.password", peering.password, peering.password_file, chars_min=1)
+    problems += replica_problems(peering.tls_ca, peering.tls_certificate, peering.tls_key, "peering")
+    if not _NAME.fullmatch(peering.fleet):
+        problems.append(f"'peering.fleet': '{peering.fleet:.64}' must have up to 64 letters, digits and . _ -")
+    if peering.router_id and not _ROUTER.fullmatch(peering.router_id):
         problems.append("'peering.router_id': must be up to 200 printable ASCII characters without a space")
     if problems:
         return problems
-    if not is_shared(shared):
-        named = [name for name in _NEED_A_STORE if getattr(shared, name)]
+    if not is_shared(peering):
+        named = [name for name in _NEED_A_STORE if getattr(peering, name)]
         return [f"'peering.{name}': needs 'peering.redis_url' or 'peering.redis_url_file' too" for name in named]
-    where = "peering.redis_url_file" if shared.redis_url_file else "peering.redis_url"
+    where = "peering.redis_url_file" if peering.redis_url_file else "peering.redis_url"
     try:
-        address = address_of(shared)
+        address = address_of(peering)
     except BadAddress as error:
         return [f"'{where}': {error}"]
-    if not address.tls and (shared.tls_ca or shared.tls_certificate):
-        problems.append(
-            f"'{where}': must begin with rediss where 'peering.tls_ca' or 'peering.tls_certificate' is given"
-        )
+    if not address.tls and (peering.tls_ca or peering.tls_certificate):
+        problems.append(f"'{where}': must begin with rediss if 'peering.tls_ca' or 'peering.tls_certificate' is set")
     if any(importlib.util.find_spec(name) is None for name in ("redis", "hiredis")):
-        problems.append(f"'{where}': needs the client of Redis: pip install '.[shared]'")
+        problems.append(f"'{where}': needs the Redis client: pip install '.[shared]'")
     return problems

@@ -115,13 +115,13 @@ class PromptSender:
         if read.model not in member.models:
             raise WarmupSkipped(f"it does not serve '{read.model}'" if read.model else "the request names no model")
         if not self._router.takes_whole(member):
-            raise WarmupSkipped("it takes no whole requests")
+            raise WarmupSkipped("it accepts only disaggregated requests")
         if self._tokens(read) > tokens_max:
-            raise WarmupSkipped("it would be more than the budget of tokens")
+            raise WarmupSkipped("it would exceed the token budget")
         if prefix.key and read.chain is not None:
             shared = read.chain.keys.index(prefix.key) + 1
             if self._router.index.depth(replica, read.chain.keys[:shared]) == shared:
-                raise WarmupSkipped("it is held already")
+                raise WarmupSkipped("it is cached already")
         lease = self._lease(replica, read)
         outcome = Outcome(EndReason.CLIENT_LEFT)  # the outcome if this task is cancelled
         try:
@@ -145,7 +145,7 @@ class PromptSender:
         try:
             lease = self._router.route(wanted, self._clock(), only=replica)
         except (NoReplicaReady, Shed) as error:
-            raise SendFailed("nothing may be sent there now", gone=True) from error
+            raise SendFailed("the replica accepts no requests now", gone=True) from error
         lease.role = PREFILL
         # No conversation continues this answer. The record of a client's answer to the prompt stays.
         lease.end_key = None
@@ -185,7 +185,7 @@ def _read(prefix: WarmupPrompt, default: str, known_as: Callable[[str], str]) ->
                 return read
     except (prefill_only.NotWarmable, InvalidBody) as error:
         raise WarmupSkipped(str(error)) from error
-    raise WarmupSkipped("its request does not begin with what is shared")
+    raise WarmupSkipped("its request does not begin with the shared prefix")
 
 
 def _parse_and_hash(path: str, body: bytes, default: str, known_as: Callable[[str], str]) -> _WarmupUsage:

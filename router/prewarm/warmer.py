@@ -31,7 +31,7 @@ FAILURES_MAX = 3  # failures in a row after which the job ends
 PAUSE_S = 0.05  # pause between two checks of a full replica
 CALLS_MAX = 8  # calls that may wait, each with its prompts
 LAST_MAX = 64  # ended jobs that are still shown
-LIVES_MAX, LIVES_S = 6, 600.0  # one replica is warmed at most 6 times in 600 s, except on request
+LIVES_MAX, LIVES_S = 6, 600.0  # one replica is prewarmed at most 6 times in 600 s, except on request
 
 
 class Busy(Exception):
@@ -78,7 +78,7 @@ class Warmer:
             self._due.clear()
         if not (self._automatic and settings.block_readiness):
             for member in self._router.members:
-                self._let_go(member.id, "the settings say so")
+                self._let_go(member.id, "according to the settings")
 
     @property
     def _automatic(self) -> bool:
@@ -167,7 +167,7 @@ class Warmer:
             lives, now_s = self._lives.setdefault(replica, deque(maxlen=LIVES_MAX)), self._clock()
             if len(lives) == LIVES_MAX and now_s - lives[0] < LIVES_S:
                 log.warning(
-                    "replica is not warmed again: it restarts too often",
+                    "replica is not prewarmed again: it restarts too often",
                     extra={"event": "warming_skipped", "fields": {"replica": replica}},
                 )
                 return
@@ -189,7 +189,7 @@ class Warmer:
     def _let_go(self, replica: str, why: str) -> None:
         if self._router.warm_up(replica, False):
             log.info(
-                "replica takes traffic",
+                "replica receives traffic",
                 extra={"event": "replica_serving", "fields": {"replica": replica, "why": why}},
             )
             self._released(replica)
@@ -210,17 +210,17 @@ class Warmer:
             return
         if task.exception() is not None:
             job.state = JobState.FAILED
-            log.error("bug: warming failed inside the router", exc_info=task.exception(), extra={"event": "bug"})
+            log.error("bug: prewarming failed", exc_info=task.exception(), extra={"event": "bug"})
         if job.why is not WarmupReason.ASKED:
             self._unasked.discard(job.replica)
-            self._release(job.replica, "it is warm" if job.state is JobState.DONE else "warming it failed")
+            self._release(job.replica, "it is prewarmed" if job.state is JobState.DONE else "prewarming failed")
             self.ready(job.replica)
 
     async def _run(self, job: WarmupJob) -> None:
         held = self._router.is_to_warm_up(job.replica) and job.why is not WarmupReason.ASKED
         late = None
         if held:  # the limit includes the time for which the job waits
-            why = "warming it took too long"
+            why = "prewarming took too long"
             late = asyncio.get_running_loop().call_later(self.settings.timeout_s, self._release, job.replica, why)
         try:
             async with AsyncExitStack() as turns:
@@ -235,7 +235,7 @@ class Warmer:
     async def _run_with_timeout(self, job: WarmupJob) -> None:
         """Run a job within `timeout_s`, with a log line before and after."""
         fields = {"replica": job.replica, "why": job.why}
-        log.info("replica is being warmed", extra={"event": "replica_warming", "fields": fields})
+        log.info("prewarming of a replica started", extra={"event": "replica_warming", "fields": fields})
         job.state, began_s = JobState.RUNNING, self._clock()
         self._running.add(job.replica)
         try:
@@ -243,14 +243,14 @@ class Warmer:
                 await self._warm(job)
         except TimeoutError:
             job.state = JobState.FAILED
-            job.record_error("it took longer than prewarm.timeout_s")
+            job.record_error("prewarming took longer than prewarm.timeout_s")
         finally:
             job.seconds = self._clock() - began_s
             self._running.discard(job.replica)
         if job.state is JobState.RUNNING:
             job.state = JobState.FAILED if job.failed else JobState.DONE
         failed = job.state is JobState.FAILED
-        text = "replica was not warmed as it should be" if failed else "replica is warm"
+        text = "prewarming of a replica was incomplete" if failed else "replica is prewarmed"
         event = {"event": "warming_failed" if failed else "replica_warm", "fields": job.row()}
         log.log(logging.WARNING if failed else logging.INFO, text, extra=event)
 

@@ -369,18 +369,18 @@ class Attempts:
     def _refusal(self, failure: UpstreamError, tried: AttemptHistory, replica: str) -> Refusal:
         """Return the refusal after a last attempt that failed, on this replica, and may not be retried."""
         if tried.shed_until_s is not None:
-            message = "The replicas take no more requests for now."
+            message = "The replicas accept no requests for now."
             return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
         if isinstance(failure, NoDescriptor):
-            message = "The router has no file descriptor left to connect with; try again later."
+            message = "The router has no file descriptor left for a connection; try again later."
             return Refusal(503, "out_of_descriptors", message)
         if isinstance(failure, ConnectFailed) and not self._placer.has_other_ready(tried.replicas):
             return no_replica_ready(self._placer.readiness_summary())
         cause = f"{failure.kind} at {replica}, {failure}"
         if isinstance(failure, TimedOut):
-            message = "The replica did not answer in time; try again later, or with a shorter prompt."
+            message = "The replica did not answer in time; try again later or with a shorter prompt."
             return Refusal(504, "timed_out", message, cause=cause)
-        message = "The replica failed before it answered, and no other could; try again."
+        message = "The replica failed before it answered, and no other replica could answer; try again."
         return Refusal(502, "engine_failed", message, cause=cause)
 
 
@@ -445,5 +445,5 @@ def _first_status(question: ProxiedRequest, answer: UpstreamResponse) -> int:
         and stream_dialect(question, answer) is not None
         and not sse.is_valid_first_event(answer.head)
     ):
-        raise InvalidStream("its first event is none")
+        raise InvalidStream("its first event is invalid")
     return status or 200

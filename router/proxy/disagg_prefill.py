@@ -260,9 +260,9 @@ class DisaggCaller:
         if decode.done():
             return
         if gone.done():
-            raise TransferTimeout("its answer has not begun, and the replica that prefilled its prompt is gone")
+            raise TransferTimeout("its answer has not started, and the prefill replica was removed")
         if split.question.wanted.ask.stream:
-            raise TransferTimeout("its answer has not begun, long after its prompt was prefilled")
+            raise TransferTimeout("its answer has not started long after the prefill")
         await asyncio.wait((decode,))
 
     def _on_replica_unreachable(self, replica: str) -> None:

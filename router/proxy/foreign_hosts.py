@@ -33,7 +33,7 @@ class ForeignHosts:
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
             return
-        fields = {"replica": replica, "why": why, "count": self._unsaid, "next": "list its host in disagg.hosts"}
+        fields = {"replica": replica, "why": why, "count": self._unsaid, "next": "add the host to disagg.hosts"}
         self._said_s, self._unsaid = now_s, 0
-        text = "a prefilling replica names a host that is not its own: no decoding one was sent there"
+        text = "a prefill replica returned a foreign host: no decode replica was sent there"
         log.warning(text, extra={"event": "foreign_host", "fields": fields})

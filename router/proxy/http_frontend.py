@@ -95,7 +95,7 @@ class HttpFrontend:
         finally:  # a cancelled drain must close everything too
             for timer in self._leaving.values():
                 timer.cancel()
-            await self.abort_all("The router has ended before the answer was whole; ask again.")
+            await self.abort_all("The router stopped before the answer was complete; try again.")
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
@@ -174,7 +174,7 @@ class HttpFrontend:
         loop = asyncio.get_running_loop()
         if streams := self._continuations.migrate_streams(replica):
             fields = {"replica": replica, "streams": streams}
-            log.info("streams handed over", extra={"event": "streams_handed_over", "fields": fields})
+            log.info("streams migrated", extra={"event": "streams_handed_over", "fields": fields})
         if loop.time() < begun_s or self._continuations.has_streams(replica):
             self._leaving[replica] = loop.call_later(HAND_OVER_AGAIN_S, self._hand_over, replica, begun_s)
         else:

@@ -118,13 +118,11 @@ class Proxy:
                 record.status, record.ending = CLIENT_LEFT_STATUS, EndReason.CLIENT_LEFT
                 raise
         except Exception:
-            log.exception(
-                "bug: request failed inside the router", extra={"event": "bug", "fields": {"request_id": record.id}}
-            )
+            log.exception("bug: request failed", extra={"event": "bug", "fields": {"request_id": record.id}})
             if record.status:
                 request.abort()  # an answer that has begun cannot become an error page: break the connection
             else:
-                bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
+                bug = Refusal(500, "internal_error", "Internal error of the router; see its log for this request id.")
                 refuse(request, record, bug, dialect_of(request.path))
         finally:
             self.in_flight -= 1
@@ -375,12 +373,14 @@ def _estimate_output_tokens(call: UpstreamCall, relay: Relay) -> int:
 
 
 def _make_broken_event(dialect: Dialect, tail: bytes) -> bytes:
-    return dialect.error_event(502, "stream_broken", "The replica's answer broke off: this is not all of it.", tail)
+    return dialect.error_event(
+        502, "stream_broken", "The answer is incomplete: the replica failed during the answer.", tail
+    )
 
 
 def _make_stalled_event(dialect: Dialect, tail: bytes) -> bytes:
-    return dialect.error_event(504, "stream_stalled", "The replica fell silent: this is not all of its answer.", tail)
+    return dialect.error_event(504, "stream_stalled", "The answer is incomplete: the replica stopped sending.", tail)
 
 
 def _make_drained_event(dialect: Dialect, tail: bytes) -> bytes:
-    return dialect.error_event(503, DRAINED, "The router stops: this is not all of the answer.", tail)
+    return dialect.error_event(503, DRAINED, "The answer is incomplete: the router is shutting down.", tail)

@@ -167,7 +167,7 @@ class Relay:
             partial = bytes(self._partial)
             self.ending = self._find_ending(self._judge, self.tail + (partial if _is_event(partial) else b""))
             if self.ending is None:
-                raise StreamTruncated("it did not say that it was whole")
+                raise StreamTruncated("it ended without an end marker")
         self._close()
 
     def end_with_error(self, event: Callable[[Dialect, bytes], bytes]) -> bool:

@@ -33,13 +33,13 @@ _VERSION = json_page({"version": __version__})
 _WELCOME = HttpPage(
     200,
     "text/plain; charset=utf-8",
-    f"""warmroute {__version__}, a router for LLM servers. Clients take this address, with /v1 or without as they ask.
+    f"""warmroute {__version__}, a router for LLM servers. Clients use this address, with or without /v1.
 
-  /v1/models    what the replicas serve
-  /healthz      whether this process lives
-  /readyz       whether a replica is ready; also /health and /ping, as engines have them
-  /version      of this router
-  /metrics      for Prometheus, unless switched off here
+  /v1/models    models of the replicas
+  /healthz      liveness of this process
+  /readyz       readiness: a replica is ready; also /health and /ping, as on engines
+  /version      version of this router
+  /metrics      for Prometheus, unless turned off here
 
 The dashboard and the runbook are on the admin port (8001 by default): /dashboard, /runbook.
 """.encode(),
@@ -150,7 +150,7 @@ class Routes:
         shown = request.method in ("GET", "HEAD") or (request.method == "POST" and request.path == PING)
         page = await self._page(request, caller) if shown else None
         if page is None:
-            message = f"There is no {request.method} {request.path[:200]} here."
+            message = f"{request.method} {request.path[:200]} does not exist here."
             self.refuse(request, Refusal(404, "unknown_path", message), caller)
             return
         lines = date_line(), f"content-type: {page.content_type}\r\n".encode()

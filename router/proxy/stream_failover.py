@@ -58,7 +58,7 @@ from router.proxy.retry_budget import RetryBudget
 from router.telemetry.record import RequestRecord
 
 MIGRATION_RETRY_S = 0.25  # delay before an intentionally broken stream is offered to other replicas again
-MISMATCH = "what was said was not said again"
+MISMATCH = "the repeated part of the answer differs"
 _REFUSED = Outcome(EndReason.REFUSED_BY_ENGINE)
 # A first event contains the ids of the prompt. Its limit is ID_BYTES_MAX bytes per byte of the request, or
 # FIRST_EVENT_BYTES_MAX for parts that are not in it, such as an image. The limit of later events is
@@ -146,7 +146,7 @@ class FailoverSink:
         if self.differs:
             raise StreamDiverged(MISMATCH)
         if (self.resumed or self.carried).broken and not self.refused:
-            raise StreamTruncated("the engine said that it failed, or ended the stream early")
+            raise StreamTruncated("the engine reported a failure, or ended the stream early")
         self._relay.end()
 
     def resume(self, answer: UpstreamResponse, told: Callable[[], None]) -> None:
@@ -221,7 +221,7 @@ class StreamFailover:
             each for each in self._open if each.answer.replica == replica and each.begun and each.carried.can_go_on
         ]
         for carrying in moved:
-            carrying.answer.fail(StreamMigrated("its replica is about to leave"))
+            carrying.answer.fail(StreamMigrated("the replica is being removed"))
         return len(moved)
 
     def has_streams(self, replica: str) -> bool:

@@ -48,7 +48,7 @@ def build(commit_file: Path = COMMIT_FILE) -> Build:
 
 def log_build_info() -> None:
     """Log the running build, once for each start of the router."""
-    log.info("warmroute has started", extra={"event": "started", "fields": asdict(build())})
+    log.info("warmroute started", extra={"event": "started", "fields": asdict(build())})
 
 
 def _commit(file: Path) -> str:

@@ -181,9 +181,7 @@ FAMILIES = (  # families in the order of the metrics page
         "Prompts that diverge from an earlier prompt before shared tokens, by kind of change.",
         "change",
     ),
-    Family(
-        "tool_normalizations", "Requests whose tool definitions were normalized before forwarding, by repair.", "repair"
-    ),
+    Family("tool_normalizations", "Requests with tool definitions normalized before forwarding, by repair.", "repair"),
 )
 
 KINDS = (  # kinds of failures (http/failures.py)

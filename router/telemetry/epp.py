@@ -65,7 +65,7 @@ COUNTED: tuple[Alias, ...] = (
         "Duration of requests that succeeded, from request read to answer ended.", bounds=DURATION_S,
     ),
     Alias(
-        "request_ttft_seconds", "", "Time from request read to first token; to the answer's end where none streams.",
+        "request_ttft_seconds", "", "Time from request read to first token; to the answer's end if it is not streamed.",
         (*MODEL, "streaming"), TTFT_S,
     ),
     Alias("request_input_tokens", "objective_input_tokens", "Prompt tokens, as reported.", bounds=PROMPT_TOKENS),

@@ -65,7 +65,7 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
                 try:
                     lines.append(line(now_s, record))
                 except Exception:  # a bug, which must not break the request
-                    log.exception("bug: a request's line cannot be written", extra={"event": "bug"})
+                    log.exception("bug: the log line of a request cannot be written", extra={"event": "bug"})
             _out.writer.write(*lines)
     elif requests_log.isEnabledFor(logging.INFO):  # the router is embedded in another program, which has set up logging
         for record in records:

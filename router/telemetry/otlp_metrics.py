@@ -114,11 +114,11 @@ class _Sender(OtelLogBridge):
             if self._failing:
                 fields = {"collector": self._collector, "why": self.why or "unknown"}
                 log.warning(
-                    "the collector takes no metrics", extra={"event": "metrics_collector_down", "fields": fields}
+                    "the collector accepts no metrics", extra={"event": "metrics_collector_down", "fields": fields}
                 )
             else:
                 log.info(
-                    "the collector takes metrics again",
+                    "the collector accepts metrics again",
                     extra={"event": "metrics_collector_up", "fields": {"collector": self._collector}},
                 )
         return fine

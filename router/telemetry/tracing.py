@@ -73,8 +73,8 @@ def problems(endpoint: str, setting: str = "tracing.endpoint", path: str = PATH)
     if not fine:
         return [f"'{setting}': is not a URL such as http://collector:4318{path}"]
     if "@" in parts.netloc or "?" in endpoint or "#" in endpoint:
-        what = "what a collector must be shown belongs into OTEL_EXPORTER_OTLP_HEADERS"
-        return [f"'{setting}': has more than host, port and path; {what}"]
+        what = "use OTEL_EXPORTER_OTLP_HEADERS for credentials"
+        return [f"'{setting}': must have only host, port and path; {what}"]
     try:
         missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
     except ModuleNotFoundError:
@@ -150,7 +150,7 @@ class Tracer:
             self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
         except Exception:  # a bug, which must not stop the router
             log.exception(
-                "bug: a request's spans cannot be made", extra={"event": "bug", "fields": {"request_id": record.id}}
+                "bug: spans of a request cannot be created", extra={"event": "bug", "fields": {"request_id": record.id}}
             )
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class _Outgoing:
         finally:
             self._sending.shutdown()
             if left := self._put - self._sending.sent - self._sending.lost:
-                log.warning("spans are left at the end", extra={"event": "spans_lost", "fields": {"spans": left}})
+                log.warning("unsent spans at shutdown", extra={"event": "spans_lost", "fields": {"spans": left}})
 
 
 class OtelLogBridge(logging.Handler):
@@ -331,10 +331,10 @@ class _Sending(OtelLogBridge):
             self._failing = failed
             if failed:
                 fields = {"collector": self._collector, "why": self.why or "unknown"}
-                log.warning("the collector takes no spans", extra={"event": "collector_down", "fields": fields})
+                log.warning("the collector accepts no spans", extra={"event": "collector_down", "fields": fields})
             else:
                 log.info(
-                    "the collector takes spans again",
+                    "the collector accepts spans again",
                     extra={"event": "collector_up", "fields": {"collector": self._collector}},
                 )
         return result

@@ -118,5 +118,5 @@ def _cut_at_tag(text: str, last: dict[str, Any]) -> str:
         content = next(block["text"] for block in reversed(content) if "text" in block)
     at = text.rfind(CONTINUE_TAG.strip())
     if at < 0 or content.strip() not in text:
-        raise CannotRender("the template does not show the final message as it is")
+        raise CannotRender("the template changes the final message")
     return text[:at] if text.startswith(CONTINUE_TAG, at) else text[:at].rstrip()

@@ -102,7 +102,7 @@ class Model:
         front."""
         plain, special = self.encoder.encode(text, special=False), self.encoder.encode(text, special=True)
         if special != plain and special[4:] != plain:
-            raise UnsupportedForTemplate("the tokenizer puts more than BOS around a text")
+            raise UnsupportedForTemplate("the tokenizer adds more than BOS to a text")
         return plain
 
 
@@ -205,7 +205,7 @@ class PromptEncoder:
         not answer. Never raises."""
         loaded = await self._get_model(model, None)
         if loaded is None:
-            return "its tokenizer cannot be used here"
+            return "its tokenizer cannot be used"
         bodies: dict[str, dict[str, Any]] = {}
         for name, given in PROMPTS.items():
             if given.text is None and loaded.chatless:
@@ -223,7 +223,7 @@ class PromptEncoder:
             if line := difference(name, ours, _tokens(answer)):
                 return line
             compared += ours is not None
-        return None if compared else "no probing prompt could be compared"
+        return None if compared else "no probe prompt could be compared"
 
     def has_tokenizer(self, model: str) -> bool:
         """True if a tokenizer is configured for this model and is not known to be unusable, so that no replica needs to
@@ -271,7 +271,7 @@ class PromptEncoder:
             self._warn(source, f"tokenizer cannot be used: {error}")
             return None
         except Exception:
-            log.exception("bug: tokenizer cannot be loaded", extra={"event": "bug", "fields": {"source": source}})
+            log.exception("bug: loading of a tokenizer failed", extra={"event": "bug", "fields": {"source": source}})
             return None
         log.info(
             "tokenizer loaded",
@@ -345,7 +345,7 @@ class PromptEncoder:
         self._jobs -= 1
 
     def _report_failure(self, model: str, reason: str) -> None:
-        self._warn(model, f"a prompt's tokens cannot be known: {reason}")
+        self._warn(model, f"a prompt cannot be tokenized: {reason}")
         self._counts["failed"] += 1
 
     def _warn(self, what: str, reason: str) -> None:

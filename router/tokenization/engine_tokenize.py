@@ -46,9 +46,9 @@ def ask_body(given: TemplateInput, model: str, engine: str) -> dict[str, Any]:
 def _check_vllm(given: TemplateInput) -> None:
     messages = given.messages or []
     if given.api == "messages" and (given.thinking_off or any(each["role"] == "system" for each in messages[1:])):
-        raise UnsupportedForTemplate("the engine asks its template what to make of it")
+        raise UnsupportedForTemplate("the result depends on the engine's chat template")
     if given.api == "responses" and any("tool_calls" in message for message in messages):
-        raise UnsupportedForTemplate("/tokenize puts the fields of calls in another order than /v1/responses")
+        raise UnsupportedForTemplate("/tokenize orders the fields of calls differently than /v1/responses")
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

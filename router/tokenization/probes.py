@@ -69,7 +69,7 @@ def difference(name: str, ours: bytes | None, theirs: bytes | None) -> str | Non
     if ours == theirs:
         return None
     if ours is None or theirs is None:
-        return f"prompt '{name}' is refused {'here' if ours is None else 'there'} only"
+        return f"prompt '{name}' is rejected {'here' if ours is None else 'there'} only"
     at = next((i for i in range(0, min(len(ours), len(theirs)), 4) if ours[i : i + 4] != theirs[i : i + 4]), None)
     at = min(len(ours), len(theirs)) if at is None else at
     return f"prompt '{name}' differs at token {at // 4}: {_token(ours, at)} here, {_token(theirs, at)} there"

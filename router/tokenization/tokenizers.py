@@ -251,7 +251,7 @@ class ModelFolder:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise CannotLoad(f"{name} cannot be read: {error}") from error
+            raise CannotLoad(f"{name} cannot be decoded: {error}") from error
 
 
 def _text(file: Path) -> str:
@@ -259,7 +259,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise CannotLoad(f"{file.name} cannot be read: {error}") from error
+        raise CannotLoad(f"{file.name} cannot be decoded: {error}") from error
 
 
 def _parse_named_template(given: object) -> tuple[str, str]:
@@ -300,9 +300,9 @@ def download(source: str) -> Path:
     try:
         hub = library("huggingface_hub")
     except MissingExtra:
-        raise CannotLoad(f"{source} is no folder here, and huggingface_hub is not installed") from None
+        raise CannotLoad(f"{source} is not a local folder, and huggingface_hub is not installed") from None
     try:
         name, _, revision = source.partition("@")
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # any kind of error: no such model, no network, no permission
-        raise CannotLoad(f"{source} is no folder here, and not to be had: {type(error).__name__}") from error
+        raise CannotLoad(f"{source} is not a local folder and cannot be downloaded: {type(error).__name__}") from error

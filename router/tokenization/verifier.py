@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0  # pause before a model that failed is compared again
 LOOK_S = 0.1  # pause between two checks for models with new KV events
-UNKNOWN = "no tokenizer, and its replicas may not be asked"
+UNKNOWN = "no tokenizer, and /tokenize of its replicas is turned off"
 
 
 class TokenizerVerifier:
@@ -49,7 +49,7 @@ class TokenizerVerifier:
         base, engine, replica = self._router.models.engine(model)
         if not self._prompts.has_tokenizer(base):
             why = (
-                await self._probe_tokenize(replica, model, "no tokenizer here")
+                await self._probe_tokenize(replica, model, "no local tokenizer")
                 if self._settings.ask_replicas
                 else UNKNOWN
             )
@@ -69,7 +69,7 @@ class TokenizerVerifier:
         if not chatless:
             return ""
         if not self._settings.ask_replicas:
-            return f"{chatless}, and its replicas may not be asked"
+            return f"{chatless}, and /tokenize of its replicas is turned off"
         why = await self._probe_tokenize(replica, model, chatless) if replica else ""
         if not why and model not in self._chatless and len(self._chatless) < MODELS_MAX:
             self._chatless.add(model)
@@ -85,8 +85,8 @@ class TokenizerVerifier:
         try:
             answer = await self._asker.make_requester(replica, model)("/tokenize", {"prompt": "warm"})
         except Exception as error:  # any error, from the transport or a bad answer
-            return f"{reason}, and /tokenize is not answered: {http_client.describe_error(error)}"
-        return "" if isinstance(answer.get("tokens"), list) else f"{reason}, and /tokenize is refused"
+            return f"{reason}, and /tokenize does not answer: {http_client.describe_error(error)}"
+        return "" if isinstance(answer.get("tokens"), list) else f"{reason}, and /tokenize rejects requests"
 
     def _tell(self, model: str, why: str) -> None:
         if self._router.models.observe_tokens(model, why) and why:

@@ -29,7 +29,7 @@ from tests.multiprocess.test_processes import Command, command
 from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
 
-RELOADED, REFUSED = "configuration reloaded", "configuration refused: the old one stays in force"
+RELOADED, REFUSED = "configuration reloaded", "new configuration is invalid: the old one remains active"
 # `acme` has stored responses and is isolated; `rival` wants them; `spent` has used up its tokens for two hours, as an
 # answer has a hundred and more; `gone` is in the keys file of yesterday only.
 TENANTS = {

@@ -52,7 +52,8 @@ async def test_says_what_is_wrong_since_when_and_what_to_do(tab: Tab) -> None:
     """A fleet with a lost replica and a template that began to hold the time: the first lines of the page say so."""
     async with opened(tab):
         attention = await tab.text("#attention")
-        for words in ("1 of 4 replicas take no requests: prod/vllm-3 (connection refused)", "it fell at", "One in ten",
+        for words in ("1 of 4 replicas receive no requests: prod/vllm-3 (connection refused)", "it fell at",
+                      "The 90th percentile",
                       "8.1M tokens an hour can be saved: message 0 holds a time of day"):  # fmt: skip
             assert words in attention
         advice = await tab.text("#advice")
@@ -114,10 +115,10 @@ async def test_pairs_of_a_fleet_that_splits(tab: Tab) -> None:
             ["prod/vllm-3", "decodes", "nixl", "1", "1", "0"],
         ]
         assert await tab.js(cells, "pairs") == [
-            ["prod/vllm-1", "prod/vllm-2", "rests 1 min", "12", "2", "5"],
-            ["prod/vllm-0", "prod/vllm-3", "to be warmed", "0", "0", "0"],
-            ["prod/vllm-0", "prod/vllm-2", "takes requests", "12.3K", "3", "1"],
-            ["prod/vllm-1", "prod/vllm-3", "takes requests", "1,234", "0", "0"],
+            ["prod/vllm-1", "prod/vllm-2", "cooldown 1 min", "12", "2", "5"],
+            ["prod/vllm-0", "prod/vllm-3", "warming up", "0", "0", "0"],
+            ["prod/vllm-0", "prod/vllm-2", "ready", "12.3K", "3", "1"],
+            ["prod/vllm-1", "prod/vllm-3", "ready", "1,234", "0", "0"],
         ]
         assert await tab.js("return document.querySelector('#split-note').hidden")
         assert await tab.complaints() == []
@@ -132,7 +133,7 @@ async def test_of_many_pairs_the_page_says_how_many_more(tab: Tab) -> None:
     async with opened(tab, many):
         assert "4,092 more pairs are not shown" in await tab.text("#split-note")
     async with opened(tab, lambda now_s: {**observatory(now_s), "split": {**split(), "pairs": [], "pairs_in_all": 0}}):
-        assert "No two replicas pair" in await tab.text("#pairs")
+        assert "No pairs" in await tab.text("#pairs")
 
 
 async def test_the_axis_fits_what_there_is(tab: Tab) -> None:
@@ -214,7 +215,7 @@ async def test_keyboard_reaches_everything(tab: Tab) -> None:
         asked = admin.asked
         await tab.press(Keys.ENTER)
         await tab.until(OPENED)
-        assert "Who could have taken it" in await tab.text("#decisions details[open]")
+        assert "Candidates" in await tab.text("#decisions details[open]")
         await tab.until("return !document.querySelector('#newer').hidden")
         assert admin.asked > asked
         assert await tab.js(OPEN_ONES) == [focused, True]
@@ -284,11 +285,11 @@ async def test_token(tab: Tab) -> None:
     """A router with an admin token: the page asks for it, says so where it is wrong, and keeps it for this tab only."""
     async with Admin(token="the-admin-token-of-tests") as admin:
         await tab.open(admin.url)
-        await tab.says("#notice", "This router wants its admin token")
+        await tab.says("#notice", "This router requires the admin token")
         assert await tab.js("return document.activeElement.id") == "token"
         assert await tab.js("return document.querySelector('#page').hidden")
         await tab.js(FILL, "a-wrong-one-of-tests")
-        await tab.says("#notice", "That token is not the router's")
+        await tab.says("#notice", "Wrong token")
         assert admin.asked == 0
         await tab.js("document.querySelector('#token').focus()")
         await tab.press("the-admin-token-of-tests", Keys.ENTER)
@@ -299,7 +300,7 @@ async def test_token(tab: Tab) -> None:
         assert await tab.js(KEPT) == [1, False, "", admin.url]
         await opens_metrics(tab)
         await tab.js("document.querySelector('#forget').click()")
-        await tab.says("#notice", "This router wants its admin token")
+        await tab.says("#notice", "This router requires the admin token")
         assert await tab.js("return sessionStorage.length") == 0
 
 
@@ -359,7 +360,7 @@ async def test_a_router_that_has_just_begun(tab: Tab, axe: str) -> None:
     """No requests, no replicas: every part says so, nothing is NaN, and nothing breaks."""
     async with opened(tab, empty):
         page = await tab.text("#page")
-        assert "There are no replicas" in page
+        assert "No replicas" in page
         assert "No requests yet" in page
         assert not [word for word in ("NaN", "undefined", "null", "Infinity") if word in page]
         assert await tab.axe(axe) == []

@@ -31,7 +31,7 @@ def verifying(now_s: float, share: float) -> Any:
     [
         (0.5, "engines verified 50 %: 7.", False),
         (0.1, "engines verified 10 %: 7.", True),
-        (0.0, "no answer told", True),
+        (0.0, "no engine reported cached tokens", True),
     ],
 )
 async def test_only_what_engines_told_is_called_verified(tab: Tab, share: float, says: str, weak: bool) -> None:
@@ -65,7 +65,7 @@ async def test_failures_come_first(tab: Tab) -> None:
     async with opened(tab):
         attention = await tab.text("#attention")
         assert "of the last minute's requests failed" in attention
-        assert "were turned away" in attention
+        assert "were rejected" in attention
         assert attention.index("failed") < attention.index("can be saved")
         assert "of 2," in await tab.text("#tile-errors")
 
@@ -104,7 +104,7 @@ async def test_slivers_are_folded(tab: Tab) -> None:
         listed = await tab.js("return document.querySelectorAll('#map tbody tr').length")
         assert drawn < listed
         await tab.js(POINT)
-        assert "too narrow to be drawn" in await tab.text("#map")
+        assert "too narrow to draw" in await tab.text("#map")
 
 
 async def test_tables_hint_that_they_scroll(tab: Tab) -> None:
@@ -138,7 +138,7 @@ async def test_the_funnel_drops_from_asked_to_hit(tab: Tab) -> None:
         assert float(rate.removesuffix(" %")) == pytest.approx(sum(hits), abs=0.1)
         words = await tab.text("#funnel")
         assert "cached on other replica" in words
-        assert "not there for queue 100 %" in words
+        assert "not placed there: queue 100 %" in words
         for place in ("rewritten", "evicted here", "evicted by others", "never seen", "tier", "replay", "gpu hit"):
             assert place in words, place
 

@@ -57,12 +57,12 @@ async def test_ranges_reach_as_far_as_is_kept(tab: Tab) -> None:
         for range_, hours in (("1 h", 1.0), ("6 h", 20_000 / 3_600), ("All", 20_000 / 3_600)):
             await tab.js(CLICK, range_)
             await tab.until("return document.querySelector('#tile-hit dt').textContent.includes(arguments[0])",
-                            {"All": "all that is kept"}.get(range_, range_))  # fmt: skip
+                            {"All": "all data"}.get(range_, range_))  # fmt: skip
             while not asked_for(admin, 3_600 * hours):
                 await tab.js("return 0")
-        assert "nothing older is kept" not in await tab.js(SHOWN)
+        assert "older data is not kept" not in await tab.js(SHOWN)
         await tab.js(CLICK, "24 h")
-        await tab.says("#stretch", "nothing older is kept")
+        await tab.says("#stretch", "older data is not kept")
         assert await tab.js(HASH) == "#range=24h"
     async with opened(tab, at="#range=6h"):
         assert "6 h" in await tab.text("#tile-hit")
@@ -115,7 +115,7 @@ async def test_moving_without_a_mouse(tab: Tab) -> None:
 async def test_nobody_counted_is_a_gap(tab: Tab) -> None:
     """Where the router was down there is no line, no bar and no row, not a zero."""
     async with opened(tab, at="#range=6h"):
-        await tab.says("#stretch", "nothing older is kept")
+        await tab.says("#stretch", "older data is not kept")
         await tab.js("document.querySelector('#rate .figures').open = true")
         rows = await tab.until(ROWS)
         assert not [row for row in rows if "\u2013" in row]

@@ -38,7 +38,7 @@ async def test_an_id_leads_to_its_reason(tab: Tab) -> None:
         await tab.until(OPENED)
         assert await tab.js(IDS) == [wanted]
         opened_one = await tab.text("#decisions details[open]")
-        assert "Who could have taken it" in opened_one
+        assert "Candidates" in opened_one
         assert wanted in opened_one
         address = await tab.js(HASH)
         assert address == f"#id={wanted}"
@@ -55,8 +55,8 @@ async def test_an_id_leads_to_its_reason(tab: Tab) -> None:
 async def test_an_unknown_id_is_said_to_be_unknown(tab: Tab) -> None:
     """No request, and since when requests are kept."""
     async with opened(tab, at="#id=nobody-sent-this"):
-        await tab.says("#decisions", "No request is known that fits")
-        await tab.says("#found", "Requests are kept since")
+        await tab.says("#decisions", "No matching requests")
+        await tab.says("#found", "Requests are available since")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_filters_narrow_the_list(tab: Tab, name: str, value: str) -> None:
         assert fitting
         assert await tab.js(IDS) == fitting
         await tab.js("document.querySelector('#clear').click()")
-        await tab.says("#found", "The last ones")
+        await tab.says("#found", "The latest requests")
         assert await tab.js(HASH) == ""
 
 
@@ -94,7 +94,7 @@ async def test_tables_lead_to_their_requests(tab: Tab) -> None:
             await tab.says("#found", "that fit")
             assert admin.queries[FOUND][-1][name] == value
             await tab.js("document.querySelector('#clear').click()")
-            await tab.says("#found", "The last ones")
+            await tab.says("#found", "The latest requests")
 
 
 async def test_older_ones_come_in_pages(tab: Tab) -> None:
@@ -120,7 +120,7 @@ async def test_a_wrong_address_breaks_nothing(tab: Tab) -> None:
     """A filter that the router does not take is told in its words, where the requests would be; times and ranges that
     are none are as if they were not given."""
     async with opened(tab, at="#status=teapot"):
-        await tab.says("#found", "'status' is a status, or 4xx, 5xx")
+        await tab.says("#found", "'status' must be a status, or 4xx, 5xx")
         assert "%" in await tab.text("#tile-hit .value")
     async with opened(tab, at="#from=99&to=abc&range=never&nonsense=1"):
         assert "10 min" in await tab.text("#tile-hit")

@@ -91,7 +91,7 @@ def test_without_it_nothing_is_lost(audited: Auditing, log: Planted, capsys: pyt
     assert figures["hit_rate"] == pytest.approx(log.reachable, abs=0.01)
     assert figures["misses"]["diverged"] == 0
     assert not found["advice"]
-    assert "Nothing above 0.1 % of prompt tokens was found to mend" in capsys.readouterr().out
+    assert "Nothing above 0.1 % of prompt tokens can be saved by changes of prompts" in capsys.readouterr().out
 
 
 def test_tokens_add_up(audited: Auditing, log: Planted) -> None:
@@ -128,7 +128,7 @@ def test_usage_says_tokens_and_what_was_reached(audited: Auditing, capsys: pytes
     assert figures["counted_by"] == {"usage": 30, "bytes": 1}
     assert figures["logged_hit_rate"] == 0.4
     assert 30_850 < figures["prompt_tokens"] < 31_000
-    assert "Reached, by the log's own usage: 40.0%" in capsys.readouterr().out
+    assert "Actual hit rate, by the usage in the log: 40.0%" in capsys.readouterr().out
 
 
 def test_tokenizer_counts(audited: Auditing, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_unread_lines_are_counted(audited: Auditing, capsys: pytest.CaptureFixtu
 
     out = capsys.readouterr().out
     assert (figures["requests"], figures["unread_lines"]) == (2, 4)
-    assert "Lines that could not be used: 4" in out
+    assert "Skipped lines: 4" in out
     for number in (2, 4, 5):
         assert f"log.jsonl:{number}: " in out
     assert "and 1 more" in out
@@ -330,8 +330,8 @@ def test_damaged_file_is_read_as_far_as_it_goes(
 
     assert main(["audit", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "holds a date or a time" in out
-    assert f"log{suffix} could be read to line" in out
+    assert "contains a date or time" in out
+    assert f"log{suffix} could only be read up to line" in out
 
 
 @pytest.mark.finding("2026-11-28/23")
@@ -345,7 +345,7 @@ def test_a_file_without_end_or_requests_is_left(
     path.write_bytes(gzip.compress(b"\n".join([*log.lines, b"\n" * 10_000, *log.lines])))
 
     assert main(["audit", str(path)]) == 0
-    assert f"log.gz was read to line {len(log.lines) + 1_000:,} only" in capsys.readouterr().out
+    assert f"log.gz was read up to line {len(log.lines) + 1_000:,} only" in capsys.readouterr().out
 
 
 def test_too_small_a_memory_is_said(audited: Auditing, log: Planted, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,7 +361,7 @@ def test_nothing_to_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtu
     """A file without a request, and one that is not there, end with status 2 and say so."""
     (tmp_path / "none.jsonl").write_text("no JSON\n")
     assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
-    assert "no request could be read" in (told := capsys.readouterr().err)
+    assert "no requests found" in (told := capsys.readouterr().err)
     assert "none.jsonl:1: not a JSON object" in told
 
     assert main(["audit", str(tmp_path / "absent.jsonl")]) == 2

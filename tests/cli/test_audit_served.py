@@ -41,8 +41,8 @@ def test_a_routers_own_log_says_where_tokens_ended(audited: Auditing, capsys: py
     assert rows["replay"]["tokens"] == figures["hit_tokens"]
     assert sum(row["tokens"] for row in rows.values()) == figures["prompt_tokens"]
     out = capsys.readouterr().out
-    assert "why not there: queue 75%, other 25%" in out
-    assert "its places are those of another release" in out
+    assert "more cached tokens: queue 75%, other 25%" in out
+    assert "its token places have the format of another release" in out
 
     audited(own[:1])
     out = capsys.readouterr().out

@@ -51,11 +51,12 @@ async def test_a_request_is_explained(client: ClientSession, engine: FakeEngine)
         for id_ in ("ours", "chatcmpl-ours"):
             status, out, errors = await explain(id_, "--admin", app.admin_url)
             assert (status, errors) == (0, "")
-            for words in ("Request ours\n", f"Went to {where}", "* " + where, "The engine counted 32 of 100.",
-                          "Hits: 32 tokens", "What would have helped:", "altogether", "model m"):  # fmt: skip
+            for words in ("Request ours\n", f"Placed on {where}", "* " + where,
+                          "Cached by the engine's count: 32 of 100.",
+                          "Hits: 32 tokens", "Possible improvements:", "total", "model m"):  # fmt: skip
                 assert words in out, words
     assert failed[0] == 0
-    for words in ("ended     502", "Tried before: http://127.0.0.1", "Healthy replicas", "An engine that answers"):
+    for words in ("ended     502", "Tried before: http://127.0.0.1", "An earlier attempt failed", "The engine failed"):
         assert words in failed[1], words
 
 
@@ -79,13 +80,13 @@ def test_everything_that_is_known_is_said() -> None:
     text = "\n".join(explain_row(decision_row(record, 1)))
     for words in (
         "2026-11-25 15:20:00.000 UTC", "tenant acme", "turn 3 of conversation 0000000000000009, step plan",
-        "200, a whole answer, 20 tokens, after 2.5 s", f"Went to {FAR}: retry", f"Tried before: {NEAR}",
-        f"{NEAR}, which holds 500 tokens more, was passed over: prefill work waited there", "2 of 4 that were weighed",
-        "Predicted: 100 of 1,000 prompt tokens cached (grade exact).", "The engine counted 90 of 1,000.",
-        "300  diverged", "60 were dropped by other replicas", "timestamp at messages[0].content, byte 14",
-        "2,000 bytes behind it", "'00:00'",
-        "750 ms  waited in the router", "holds a date or a time at byte 14", "(300 tokens)",
-        "it waited 750 ms in the router", "behind some 60.0 ms", "an attempt failed before",
+        "200, complete answer, 20 tokens, after 2.5 s", f"Placed on {FAR}: retry", f"Failed attempt: {NEAR}",
+        f"{NEAR}, with 500 more cached tokens, was not chosen: prefill work was queued there", "2 of 4 with a price",
+        "Predicted: 100 of 1,000 prompt tokens cached (grade exact).", "Cached by the engine's count: 90 of 1,000.",
+        "300  diverged", "60 were evicted by other replicas", "timestamp at messages[0].content, byte 14",
+        "2,000 bytes after it", "'00:00'",
+        "750 ms  in the router's queue", "contains a date or time that changes, at byte 14", "(300 tokens)",
+        "waited 750 ms in the router's queue", "About 60.0 ms", "An earlier attempt failed",
     ):  # fmt: skip
         assert words in text or words.replace("60.0", "60") in text, words
     assert "\x1b" not in text
@@ -100,14 +101,14 @@ def test_a_request_in_two_legs_is_told_so() -> None:
     usage = Usage(20_000, 20, 500)
     record = RequestRecord("x", CHAT, 1_795_620_000.0, "m", 200, EndReason.OK.value, receipt=receipt, usage=usage)
     text = "\n".join(explain_row(decision_row(record, 1)))
-    assert f"Went to {FAR}: split - another replica prefills it" in text
-    assert f"{NEAR} prefills it, in 1,470 ms, and sends its blocks, in 240 ms more." in text
+    assert f"Placed on {FAR}: split - another replica prefills the prompt" in text
+    assert f"{NEAR} prefills the prompt in 1,470 ms and transfers its blocks in 240 ms." in text
     assert "Predicted: 500 of 20,000 prompt tokens cached" in text
     receipt.brought, receipt.spill, receipt.spilled_tokens = None, SpillCause.ROLE, 19_000
     text = "\n".join(explain_row(decision_row(record, 1)))
-    assert "was passed over: it only prefills for others, and one replica was to do it all." in text
+    assert "was not chosen: it only prefills, and the request was placed on one replica." in text
     older = decision_row(record, 1) | {"spill": "crowd"}  # of a router before 0.2
-    assert "was passed over: too many answers were being decoded there." in "\n".join(explain_row(older))
+    assert "was not chosen: too many answers were decoded there at the time." in "\n".join(explain_row(older))
 
 
 CLAUDE, SUB, OVER = {"x-claude-code-session-id": "s"}, {"x-claude-code-agent-id": "a"}, {"x-dynamo-session-final": "1"}
@@ -117,9 +118,9 @@ MAIN = session_key(b"s")
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        (CLAUDE | SUB, f"claude-code/sub, its conversation {session_key(b's/a')}, started by {MAIN}"),
-        (CLAUDE | OVER, f"claude-code, its conversation {MAIN}; the client says that it is over"),
-        ({"x-session-id": "s"}, f"of no client that is known, its conversation {MAIN}"),
+        (CLAUDE | SUB, f"claude-code/sub, conversation {session_key(b's/a')}, started by {MAIN}"),
+        (CLAUDE | OVER, f"claude-code, conversation {MAIN}; marked as final by the client"),
+        ({"x-session-id": "s"}, f"unknown client, conversation {MAIN}"),
         ({}, ""),
     ],
 )
@@ -148,7 +149,7 @@ async def test_what_is_not_found_is_told_with_how_far_back_it_looked(
     async with running(engine, admin__history_path=str(tmp_path / "history.db")) as app:
         kept = await explain("nobody", "--admin", app.admin_url)
     assert nothing[:2] == some[:2] == kept[:2] == (1, "")
-    assert "No request has ended since the router began. With admin.history_path" in nothing[2]
+    assert "No request has ended since the router started. Set admin.history_path" in nothing[2]
     assert "(1 in memory)" in some[2]
     assert "admin.history_path" not in kept[2]
 
@@ -160,10 +161,10 @@ async def test_a_router_that_cannot_be_asked(engine: FakeEngine, tmp_path: Path)
     async with running(engine, admin__token=ADMIN) as app:
         assert (await explain("x", "--url", app.admin_url, *token))[0] == 1
         wanted: list[tuple[tuple[str, ...], str]] = [
-            (("--admin", app.admin_url), "wants the admin token: give --token-file"),
-            (("--admin", app.url, *token), "is no admin listener; a tenant asks /v1/warmroute/requests/ID"),
+            (("--admin", app.admin_url), "requires the admin token: set --token-file"),
+            (("--admin", app.url, *token), "it is not an admin listener (tenants use /v1/warmroute/requests/ID)"),
             (("--admin", "http://127.0.0.1:1"), "cannot reach http://127.0.0.1:1"),
-            (("--admin", "nonsense"), "is no URL"),
+            (("--admin", "nonsense"), "is not a URL"),
             (("--admin", app.admin_url, "--token-file", "/nowhere"), "/nowhere: No such file"),
         ]
         for arguments, words in wanted:
@@ -194,4 +195,4 @@ async def test_an_id_that_was_used_again(client: ClientSession, engine: FakeEngi
         status, out, _ = await explain("same", "--admin", app.admin_url)
     assert status == 0
     assert out.count("Request same") == min(again, 5)
-    assert out.startswith(f"{min(again, 5)} {'or more ' * (again > 5)}requests had this id")
+    assert out.startswith(f"{min(again, 5)} {'or more ' * (again > 5)}requests have this id")

@@ -25,11 +25,11 @@ from router.control.wiring import warn_if_unauthenticated
         ("serve --log-level debug", "serve", "'--log-level'; it is a setting: --set log.level=VALUE"),
         ("serve --routing.policy warm", "serve", "it is a setting: --set routing.policy=VALUE"),
         ("serve --bananas", "serve", "unknown flag '--bananas'\n"),
-        ("serve http://a:1", "serve", "unexpected argument 'http://a:1'; warmroute serve --help says what it takes"),
+        ("serve http://a:1", "serve", "unexpected argument 'http://a:1'; warmroute serve --help lists the arguments"),
         ("check-config a b", "check-config", "unexpected argument 'b'"),
         ("top --ulr x", "top", "unknown flag '--ulr'; the nearest is '--url'"),
-        ("serv", "", "there is no command 'serv'; the nearest is 'serve'"),
-        ("bananas", "", "there is no command 'bananas'\n"),
+        ("serv", "", "unknown command 'serv'; the nearest is 'serve'"),
+        ("bananas", "", "unknown command 'bananas'\n"),
     ],
 )
 def test_a_typing_error_gets_the_right_usage_and_a_hint(
@@ -72,9 +72,9 @@ def taken() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--port", "TAKEN", "--admin-port", "0"], "--port N takes another port (listen.port)"),
-        (["--port", "0", "--admin-port", "TAKEN"], "--admin-port N takes another port (listen.admin_port)"),
-        (["--port", "0", "--admin-port", "TAKEN", "--workers", "2"], "--admin-port N takes another port"),
+        (["--port", "TAKEN", "--admin-port", "0"], "set another port with --port N (listen.port)"),
+        (["--port", "0", "--admin-port", "TAKEN"], "set another port with --admin-port N (listen.admin_port)"),
+        (["--port", "0", "--admin-port", "TAKEN", "--workers", "2"], "set another port with --admin-port N"),
         (["--host", "192.0.2.1", "--port", "0", "--admin-port", "0"], "(listen.host)"),
     ],
 )
@@ -94,7 +94,7 @@ def test_an_unknown_instrument_is_said_to_be_unknown(capsys: pytest.CaptureFixtu
     assert loadtest(["simulat"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("usage: python -m loadtest INSTRUMENT")
-    assert shown.endswith("there is no instrument 'simulat'; the nearest is 'simulate'\n")
+    assert shown.endswith("unknown instrument 'simulat'; the nearest is 'simulate'\n")
 
 
 @pytest.mark.parametrize("name", ["replay", "simulate"])

@@ -137,7 +137,7 @@ async def test_nobody_there_and_no_token(tmp_path: Path) -> None:
         assert (status, "--token-file" in errors) == (1, True)
     for arguments, said in (
         (["--url", url], "cannot reach"),
-        (["--url", "nonsense"], "is no URL"),
+        (["--url", "nonsense"], "is not a URL"),
         (["--token-file", str(tmp_path / "none")], "No such file"),
     ):
         status, _, errors = await top(*arguments)
@@ -272,7 +272,7 @@ def test_what_engines_told_is_apart_from_what_was_predicted() -> None:
     page = observatory(NOW_S)
     for point in page["timeline"]["points"]:
         point |= {"verified_tokens": 0, "verified_hit_tokens": 0, "verified_predicted_tokens": 0}
-    assert "verified: no engine told" in plain.render(screen(page))
+    assert "verified: no engine reported" in plain.render(screen(page))
     for point in page["timeline"]["points"]:
         point |= {"verified_tokens": point["prompt_tokens"] // 2}
         point |= {

@@ -107,22 +107,22 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a digest as a number": (f"- {{name: a, sha256: {'1' * 64}, tenant: t}}".encode(), "'sha256': text is expected"),
     "a rate of nothing": (
         [{**GOOD, "requests_per_min": 0}],
-        "'requests_per_min': a whole number of at least 1 is expected",
+        "'requests_per_min': must be an integer of at least 1",
     ),
-    "a rate in words": ([{**GOOD, "tokens_per_min": "many"}], "'tokens_per_min': a whole number of at least 1 is"),
+    "a rate in words": ([{**GOOD, "tokens_per_min": "many"}], "'tokens_per_min': must be an integer of at least 1"),
     "an odd priority": ([{**GOOD, "priority": "urgent"}], "one of high, normal, low"),
     "an odd name": ([{**GOOD, "tenant": "a\nb"}], "'tenant' must be"),
     "a reserved name": ([{**GOOD, "tenant": "other"}], "cannot be 'other'"),
     "an odd repair": ([{**GOOD, "normalize_tools": ["sorttools"]}], "no 'sorttools'; the nearest is 'sort_tools'"),
     "a repair that is no list": (
         [{**GOOD, "normalize_tools": "sort_tools"}],
-        "'normalize_tools': a list of texts is expected",
+        "'normalize_tools': must be a list of strings",
     ),
     "an odd history": ([{**GOOD, "history_policy": "refuse"}], "'history_policy' must be one of off, warn, reject"),
     "a history in truth": ([{**GOOD, "history_policy": True}], "history_policy"),
-    "no models": ([{**GOOD, "models": []}], "names none"),
-    "a name twice": ([GOOD, {**GOOD, "sha256": "0" * 64}], "key 'a': its name is another key's too"),
-    "a digest twice": ([GOOD, {**GOOD, "name": "b"}], "key 'b': its sha256 is another key's too"),
+    "no models": ([{**GOOD, "models": []}], "'models' is empty"),
+    "a name twice": ([GOOD, {**GOOD, "sha256": "0" * 64}], "key 'a': its name is also used by another key"),
+    "a digest twice": ([GOOD, {**GOOD, "name": "b"}], "key 'b': its sha256 is also used by another key"),
     "rates that differ": (
         [{**GOOD, "requests_per_min": 1}, {**GOOD, "name": "b", "sha256": "0" * 64, "requests_per_min": 2}],
         "key 'b': its requests_per_min contradicts another key of tenant 'acme'",
@@ -202,18 +202,18 @@ def test_keys_have_256_random_bits() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("listen: {admin_host: 0.0.0.0}", "'listen.admin_host': '0.0.0.0' can be reached by others"),
-        ("listen: {admin_host: example.org}", "'admin.token' is needed"),
+        ("listen: {admin_host: 0.0.0.0}", "'listen.admin_host': '0.0.0.0' is not a loopback address"),
+        ("listen: {admin_host: example.org}", "'admin.token' is required"),
         ("admin: {token: short}", "'admin.token': has 5 characters; at least 16"),
-        ("admin: {token: a-token-of-enough-letters, token_file: x}", "give one of them"),
+        ("admin: {token: a-token-of-enough-letters, token_file: x}", "set only one of them"),
         ("admin: {token_file: /nowhere/at/all}", "'admin.token_file': /nowhere/at/all: No such file"),
         ("admin: {token: [secret-thing]}", "'admin.token': text is expected"),
         ("auth: {keys_file: /nowhere/at/all}", "'auth.keys_file': /nowhere/at/all: No such file"),
         ("auth: {isolate: true}", "'auth.isolate': needs 'auth.keys_file'"),
-        ("auth: {secret: short-secret}", "at least 32 are needed"),
-        ("auth: {keys_file: KEYS, isolate: true}", "isolated tenants need one"),
+        ("auth: {secret: short-secret}", "at least 32 are required"),
+        ("auth: {keys_file: KEYS, isolate: true}", "is required for isolated tenants"),
         ('upstream: {api_key: "a\\r\\nX: y"}', "printable ASCII"),
-        ("admin: {replicas_allowed: ['http://example.org:80']}", "'http://example.org:80' is not of the form"),
+        ("admin: {replicas_allowed: ['http://example.org:80']}", "'http://example.org:80' must have the form"),
         ("admin: {replicas_allowed: ['http://10.0.0.1/8:80']}", "has host bits set"),
     ],
 )
@@ -268,5 +268,5 @@ def test_check_config_sees_what_serve_sees(
     assert main(["check-config", str(file), "--set", "auth.isolate"]) == 2
     assert main(["check-config", str(file), *keys]) == 2
     said = capsys.readouterr().err
-    assert "--set auth.isolate: KEY=VALUE is expected" in said
+    assert "--set auth.isolate: must be KEY=VALUE" in said
     assert "'WARMROUTE_AUTH_SECRETS'" in said

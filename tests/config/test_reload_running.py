@@ -287,7 +287,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
         )
         assert router.app.edge.proxy._attempts.limits.retries_max == 7
         assert router.reloader.settings.listen.port == 0
-        (kept,) = [r for r in caplog.records if r.getMessage() == "settings that changed need a restart"]
+        (kept,) = [r for r in caplog.records if r.getMessage() == "changed settings need a restart"]
         assert (kept.levelno, vars(kept)["fields"]) == (
             logging.WARNING,
             {"settings": ["listen.port", "routing.policy"]},

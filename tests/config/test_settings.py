@@ -177,13 +177,13 @@ def test_base_urls_are_taken(url: str) -> None:
 def test_an_address_with_a_port_is_read_as_http(address: str) -> None:
     """What people type first is taken, and is the same replica as its URL."""
     assert load(overrides={"replicas": [address]}).replicas == (f"http://{address}",)
-    assert problems(replicas=[address, f"http://{address}/"]) == ["'replicas': a URL is given twice"]
+    assert problems(replicas=[address, f"http://{address}/"]) == ["'replicas': a URL is duplicated"]
 
 
 def test_a_url_with_v1_is_refused_with_the_right_one() -> None:
     """The base URL of a client, which ends with /v1, is none of a replica, which would be asked for `/v1/v1`."""
     (problem,) = problems(replicas="http://a:8000/v1/")
-    assert problem.startswith("'replicas': 'http://a:8000/v1/' must be given without /v1")
+    assert problem.startswith("'replicas': 'http://a:8000/v1/' must not end with /v1")
     assert problem.endswith(": http://a:8000")
 
 
@@ -224,15 +224,15 @@ def test_what_pip_was_told_is_no_setting() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("listen.port", "99999", "a whole number from 0 to 65535 is expected, not '99999'"),
-        ("listen.port", None, "a whole number from 0 to 65535 is expected, not an empty value"),
-        ("limits.body_bytes_max", 0, "a whole number of at least 1 is expected, not 0"),
-        ("listen.drain_s", "-1", "a number from 0 to 1000000 is expected, not '-1'"),
-        ("probe.timeout_s", "soon", "a number over 0, at most 1000000 is expected, not 'soon'"),
-        ("peering.timeout_s", 5, "a number over 0, at most 0.5 is expected, not 5"),
+        ("listen.port", "99999", "must be an integer from 0 to 65535, not '99999'"),
+        ("listen.port", None, "must be an integer from 0 to 65535, not an empty value"),
+        ("limits.body_bytes_max", 0, "must be an integer of at least 1, not 0"),
+        ("listen.drain_s", "-1", "must be a number from 0 to 1000000, not '-1'"),
+        ("probe.timeout_s", "soon", "must be a number above 0, at most 1000000, not 'soon'"),
+        ("peering.timeout_s", 5, "must be a number above 0, at most 0.5, not 5"),
         ("log.requests", "maybe", "true or false is expected, not 'maybe'"),
         ("listen.host", 5, "text is expected, not 5"),
-        ("replicas", 5, "a list of texts is expected, not 5"),
+        ("replicas", 5, "must be a list of strings, not 5"),
         ("admin.token", 1234, "text is expected"),
     ],
 )
@@ -294,33 +294,33 @@ POOLS = {"discovery__source": "kubernetes", "discovery__pools": "vllm"}
     ("given", "said"),
     [
         ({"discovery__source": "kubernets"}, "the nearest is 'kubernetes'"),
-        ({"discovery__scheme": "grpc"}, "neither http nor https"),
-        (DNS | {"discovery__dns_name": ""}, "'discovery.dns_name': is needed"),
+        ({"discovery__scheme": "grpc"}, "must be http or https"),
+        (DNS | {"discovery__dns_name": ""}, "'discovery.dns_name': is required"),
         (DNS | {"discovery__dns_name": "vllm..svc"}, "is not a name"),
         (DNS | {"discovery__dns_name": "http://vllm"}, "is not a name"),
         (DNS | {"discovery__dns_name": "a" * 64}, "is not a name"),
         (DNS | {"discovery__dns_name": "a." * 127 + "a"}, "is not a name"),
-        (DNS | {"discovery__port": "http"}, "a number is needed; it is 'http'"),
-        (DNS | {"discovery__port": ""}, "a number is needed"),
-        (DNS | {"discovery__port": "65536"}, "neither a port number nor"),
+        (DNS | {"discovery__port": "http"}, "must be a number with discovery.source dns, not 'http'"),
+        (DNS | {"discovery__port": ""}, "must be a number"),
+        (DNS | {"discovery__port": "65536"}, "must be a port number or"),
         (DNS | {"discovery__dns_interval_s": 0}, "discovery.dns_interval_s"),
-        (PODS | {"discovery__port": "Http"}, "nor the name of a container port"),
-        (PODS | {"discovery__port": "kv--events"}, "nor the name of a container port"),
-        (PODS | {"discovery__port": "a-name-too-long1"}, "nor the name of a container port"),
-        (PODS | {"discovery__namespaces": "default,Prod"}, "'Prod' is not the name of a namespace"),
+        (PODS | {"discovery__port": "Http"}, "or the name of a container port"),
+        (PODS | {"discovery__port": "kv--events"}, "or the name of a container port"),
+        (PODS | {"discovery__port": "a-name-too-long1"}, "or the name of a container port"),
+        (PODS | {"discovery__namespaces": "default,Prod"}, "'Prod' is not a valid namespace name"),
         (PODS | {"discovery__namespaces": "a,a"}, "a namespace is given twice"),
         (PODS | {"discovery__kubeconfig": "/nowhere/config"}, "/nowhere/config: No such file"),
-        ({"discovery__models": "m,m"}, "'m' is given twice"),
-        ({"discovery__models": ["m", " "]}, "is no name of a model"),
-        ({"discovery__models": [str(n) for n in range(257)]}, "257 names are more than 256"),
-        ({"discovery__pools": "vllm"}, "needs discovery.source kubernetes; it is 'static'"),
-        (POOLS | {"discovery__pools": "Vllm"}, "'Vllm' is neither the name of an InferencePool nor namespace/name"),
-        (POOLS | {"discovery__pools": "/vllm"}, "'/vllm' is neither"),
+        ({"discovery__models": "m,m"}, "'m' is duplicated"),
+        ({"discovery__models": ["m", " "]}, "is not a valid model name"),
+        ({"discovery__models": [str(n) for n in range(257)]}, "257 names are given, at most 256"),
+        ({"discovery__pools": "vllm"}, "needs discovery.source kubernetes, not 'static'"),
+        (POOLS | {"discovery__pools": "Vllm"}, "'Vllm' must be the name of an InferencePool or namespace/name"),
+        (POOLS | {"discovery__pools": "/vllm"}, "'/vllm' must be the name"),
         (POOLS | {"discovery__pools": "vllm,vllm"}, "a pool is given twice"),
-        (POOLS | {"discovery__pools": ",".join(f"p{n}" for n in range(65))}, "65 pools are more"),
-        (POOLS | {"discovery__selector": "app=vllm"}, "would not count beside discovery.pools"),
-        (POOLS | {"discovery__port": "8000"}, "would not count beside discovery.pools"),
-        (POOLS | {"discovery__namespaces": "a,b"}, "one at most with discovery.pools"),
+        (POOLS | {"discovery__pools": ",".join(f"p{n}" for n in range(65))}, "65 pools are given"),
+        (POOLS | {"discovery__selector": "app=vllm"}, "conflicts with discovery.pools"),
+        (POOLS | {"discovery__port": "8000"}, "conflicts with discovery.pools"),
+        (POOLS | {"discovery__namespaces": "a,b"}, "must have at most one namespace"),
     ],
 )
 def test_a_discovery_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
@@ -362,11 +362,11 @@ def test_kubernetes_needs_its_extra(places: list[str] | None, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"normalize_tools": ["sort_tool"]}, "there is no 'sort_tool'; the nearest is 'sort_tools'"),
-        ({"normalize_tools": "sort_tools,canonical"}, "there is no 'canonical'; the nearest is 'canonical_tools'"),
-        ({"history_policy": "on"}, "'on' is none of off, warn, reject"),
+        ({"normalize_tools": ["sort_tool"]}, "unknown repair 'sort_tool'; the nearest is 'sort_tools'"),
+        ({"normalize_tools": "sort_tools,canonical"}, "unknown repair 'canonical'; the nearest is 'canonical_tools'"),
+        ({"history_policy": "on"}, "'on' must be one of off, warn, reject"),
         ({"history_policy": "warn", "enabled": False}, "needs 'insights.enabled'"),
-        ({"step_header": "x step"}, "is not the name of a header"),
+        ({"step_header": "x step"}, "is not a valid header name"),
     ],
 )
 def test_an_observatory_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
@@ -387,7 +387,7 @@ def test_a_key_that_holds_to_history_needs_the_observatory(tmp_path: Path) -> No
     """History is known by it alone; repairs need nothing."""
     held, mended = Keyring(tmp_path, a={"history_policy": "warn"}), {"insights__enabled": False}
     (problem,) = problems(auth__keys_file=str(held.file), **mended)
-    assert "its history_policy needs 'insights.enabled'" in problem
+    assert "history_policy needs 'insights.enabled'" in problem
     (tmp_path / "b").mkdir()
     ring = Keyring(tmp_path / "b", a={"normalize_tools": ["sort_tools"]})
     overrides = {"auth.keys_file": str(ring.file), "insights.enabled": False}

@@ -30,7 +30,7 @@ from tests.config.test_settings import problems, yaml_file
 )
 def test_a_key_that_is_given_twice_is_a_problem(tmp_path: Path, text: str) -> None:
     """At any level, and in either spelling: the first one would be lost, and with it `auth.keys_file`, say."""
-    (said,) = [each for each in problems(yaml_file(tmp_path, text)) if "is given twice" in each]
+    (said,) = [each for each in problems(yaml_file(tmp_path, text)) if "is duplicated" in each]
     assert said
 
 
@@ -75,7 +75,7 @@ def test_a_pipe_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     try:
         if writer:
             os.write(number, b"- {name: a")
-        with pytest.raises(TimeoutError, match="is a pipe, and nothing has ended it") as raised:
+        with pytest.raises(TimeoutError, match="is a pipe that was not closed") as raised:
             read_at_most(path, 1 << 20)
         assert raised.value.filename == str(path)
     finally:

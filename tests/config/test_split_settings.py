@@ -17,9 +17,9 @@ THERE = {"replicas": ["http://10.0.0.1:8000/"]}
     [
         ({"disagg.prefill": ["http://a:1"]}, "'disagg.prefill': needs 'disagg.kv_connector'"),
         ({"disagg.port": 9}, "'disagg.port': needs 'disagg.kv_connector'"),
-        ({"disagg.kv_connector": "nixl", "disagg.port": 9}, "nixl needs none"),
+        ({"disagg.kv_connector": "nixl", "disagg.port": 9}, "must be empty with nixl"),
         ({"disagg.kv_connector": "nixl", "disagg.decode": ["a b"]}, "'disagg.decode': 'a b' is not a base URL"),
-        ({"disagg.kv_connector": "sglang", "disagg.endpoints": ["a"]}, "'disagg.endpoints': 'a' is not of the form"),
+        ({"disagg.kv_connector": "sglang", "disagg.endpoints": ["a"]}, "'disagg.endpoints': 'a' must have the form"),
         (
             {"disagg.kv_connector": "sglang", "disagg.prefill": ["http://a:1/"], "disagg.decode": ["http://a:1"]},
             "'http://a:1' is in both",
@@ -30,14 +30,14 @@ THERE = {"replicas": ["http://10.0.0.1:8000/"]}
         ),
         (
             {"disagg.kv_connector": "nixl", "replicas": ["http://a:1"], "disagg.decode": ["http://b:1"]},
-            "'disagg.decode': 'http://b:1' is none of 'replicas'",
+            "'disagg.decode': 'http://b:1' is not in 'replicas'",
         ),
         (
             {"disagg.kv_connector": "sglang", "disagg.endpoints": ["http://a:80=a:1", "http://A/=a:2"]},
-            "'disagg.endpoints': 'http://A/' is given twice",
+            "'disagg.endpoints': 'http://A/' is duplicated",
         ),
         ({"disagg.kv_connector": "smoke"}, "'disagg.kv_connector'"),
-        ({"disagg.kv_connector": "nixl", "routing.policy": "round_robin"}, "needs a policy that prices both legs"),
+        ({"disagg.kv_connector": "nixl", "routing.policy": "round_robin"}, "needs a policy for disaggregated prefill"),
     ],
 )
 def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:

@@ -177,7 +177,7 @@ async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: 
             assert (len(stays.seen), len(busy.seen)) == (5, 1)
             async with client.get(app.hub.admin_url + "/admin/replicas") as page:
                 rows = {row["id"]: row for row in (await page.json())["replicas"]}
-            assert (rows[busy.url]["ready"], rows[busy.url]["why"]) == (False, "not ready, by discovery")
+            assert (rows[busy.url]["ready"], rows[busy.url]["why"]) == (False, "not ready according to discovery")
             for engine in (stays, busy):
                 engine.go_on.set()
             for stream in streams:
@@ -331,11 +331,11 @@ async def test_a_source_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> No
 
     class Refuses:
         def __init__(self, _settings: object, *, split: bool) -> None:
-            raise ValueError("discovery.namespaces: is needed outside of a pod")
+            raise ValueError("discovery.namespaces: is required outside of a pod")
 
     module = types.ModuleType("router.engines.discovery.kubernetes")
     module.KubernetesDiscovery = Refuses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    with pytest.raises(SettingsError, match="is needed outside of a pod"):
+    with pytest.raises(SettingsError, match="is required outside of a pod"):
         async with RouterServer(settings(discovery__source="kubernetes", discovery__selector="app=vllm")):
             pass

@@ -119,12 +119,12 @@ def _begun(at_s: float) -> bytes:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda file: file.write_bytes(file.read_bytes()[:-3]), "cut off"),
-        (lambda file: file.write_bytes(b"not ours"), "no state of a router"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-3]), "truncated"),
+        (lambda file: file.write_bytes(b"not ours"), "it is not a state file of a router"),
         (lambda file: file.write_bytes(MAGIC.replace(b"1", b"9")), "another release"),
         (lambda file: write_chunks(file, [_begun(time.time() - 5_000), encode_piece(StateEnd(1))]), "old"),
-        (lambda file: write_chunks(file, [encode_piece(StateOrigin(7, "r", time.time()))]), "of version 7"),
-        (lambda file: write_chunks(file, [_begun(time.time())]), "its end is missing"),
+        (lambda file: write_chunks(file, [encode_piece(StateOrigin(7, "r", time.time()))]), "version 7"),
+        (lambda file: write_chunks(file, [_begun(time.time())]), "the end of the file is missing"),
         (lambda file: write_chunks(file, [bytes(20_000)] * 10), "snapshot.bytes_max"),
         (lambda file: (file.unlink(), file.mkdir()), "directory"),
     ],

@@ -53,11 +53,11 @@ def test_a_file_that_others_can_write_is_not_taken(path: Path, monkeypatch: pyte
     path.chmod(0o660)  # what Kubernetes makes of it for a pod with an `fsGroup`
     assert read_chunks(path, 1 << 20) == PIECES
     path.chmod(0o602)
-    with pytest.raises(UnreadableState, match="every user can write it"):
+    with pytest.raises(UnreadableState, match="it is writable for all users"):
         read_chunks(path, 1 << 20)
     path.chmod(0o600)
     monkeypatch.setattr(os, "fstat", owned_by(4_242, os.fstat))
-    with pytest.raises(UnreadableState, match="belongs to user 4242"):
+    with pytest.raises(UnreadableState, match="its owner is user 4242"):
         read_chunks(path, 1 << 20)
     monkeypatch.setattr(os, "geteuid", lambda: 4_242)
     assert read_chunks(path, 1 << 20) == PIECES
@@ -101,13 +101,13 @@ def cut(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damaged", "why"),
     [
-        (cut, "cut off"),
-        (lambda data: data[: len(MAGIC) + 5], "cut off"),
+        (cut, "truncated"),
+        (lambda data: data[: len(MAGIC) + 5], "truncated"),
         (lambda data: data[:-1] + b"?", "damaged"),
-        (lambda _: b"", "no state of a router"),
-        (lambda _: b"\x7fELF" + bytes(100), "no state of a router"),
+        (lambda _: b"", "it is not a state file of a router"),
+        (lambda _: b"\x7fELF" + bytes(100), "it is not a state file of a router"),
         (lambda data: MAGIC.replace(b"1", b"2") + data[len(MAGIC) :], "of another release"),
-        (lambda data: data[: len(MAGIC)] + b"\xff" * 12, "a piece of 4294967295 bytes"),
+        (lambda data: data[: len(MAGIC)] + b"\xff" * 12, "a chunk of 4294967295 bytes"),
         (lambda data: data + bytes(200_000), "more than 100000"),
     ],
 )

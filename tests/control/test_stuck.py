@@ -58,7 +58,7 @@ async def test_silent_requests_move(client: ClientSession, engine: FakeEngine, o
         async with client.get(app.admin_url + "/admin/replicas") as response:
             row = next(row for row in (await response.json())["replicas"] if row["id"] == first.url)
         assert row["breaker"]["state"] == "open"
-        assert "nothing for" in row["breaker"]["why"]
+        assert "no answer for" in row["breaker"]["why"]
         assert row["breaker"]["for_s"] > 0
         async with client.get(app.admin_url + "/metrics") as response:
             page = await response.text()

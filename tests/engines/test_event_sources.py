@@ -137,7 +137,9 @@ async def test_engines_that_connect_to_us(world: World, convention: bool) -> Non
     finally:
         await asyncio.gather(rogue.stop(), engine.stop(), odd.stop())
     assert index.credited <= {0, 1}
-    await index.until(lambda: any("connection ended" in what for what in index.story))  # and it has to prove itself
+    await index.until(
+        lambda: any("connection of a publisher was closed" in what for what in index.story)
+    )  # and it has to prove itself
 
 
 @pytest.mark.parametrize("frames", [[b"two"], []])
@@ -228,7 +230,7 @@ async def test_ranks_have_sources_of_their_own(world: World) -> None:
 @pytest.mark.parametrize(
     ("pages", "why"),
     [
-        ({}, "says nothing of KV events"),
+        ({}, "does not describe its KV events"),
         ({"/kv_event_sources": {}}, "switched off"),
         ({"/kv_event_sources": {"0": {"publisher": "null", "endpoint": "tcp://*:1"}}}, "not published over ZeroMQ"),
         ({"/kv_event_sources": [1]}, "cannot be read"),
@@ -286,14 +288,14 @@ async def test_where_discovery_says_nonsense(replica: Replica) -> None:
     """It is no address: the replica has no events, and says why."""
     off = await sought(replica)
     assert isinstance(off, EventsDisabled)
-    assert "where discovery says" in off.why
+    assert "the address from discovery" in off.why
 
 
 async def test_discovery_learns_where_events_are(world: World) -> None:
     """Known later, or elsewhere: looked for at once, and not with the next routine look."""
     index, publisher = Index(), world.publisher()
     subscriber = await world.follow(index, poll_s=3_600.0)
-    await index.graded(Confidence.ESTIMATED, "says nothing of KV events")
+    await index.graded(Confidence.ESTIMATED, "does not describe its KV events")
     events, replay = (f"tcp://127.0.0.1:{port}" for port in publisher.ports)
     subscriber.update(Replica(world.url, events=events, replay=replay))
     await publisher.say(stored(0))

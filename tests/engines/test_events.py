@@ -131,7 +131,7 @@ async def test_restart_in_place_with_a_sequence_that_passed_ours(world: World) -
     await index.until(lambda: bool(index.credited))
     assert index.credited == set(range(100, 110))
     assert world.stats(subscriber).counts.restarts == 1
-    assert "clear: restarted: batch 2 has other bytes" in index.story
+    assert "clear: restarted: batch 2 has different bytes" in index.story
     await index.graded(Confidence.EXACT, "joined at batch 0")
 
 

@@ -215,7 +215,7 @@ async def test_a_late_joiner_becomes_exact_by_what_a_sibling_knows(world: World)
     assert (two.depth(0, 300), two.depth(100_000, 4)) == (300, 4)
     one.events.offer_snapshot(world.url, state)
     await until(lambda: bool(one.told))
-    assert one.told == [(0, "its own events have told all of it")]
+    assert one.told == [(0, "its own events have already covered the saved state")]
 
 
 async def test_a_late_joiner_of_another_process_takes_nothing(world: World) -> None:

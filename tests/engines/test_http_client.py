@@ -46,9 +46,9 @@ async def why(url: str) -> str:
     ("port", "scheme", "said"),
     [
         (b"", "http", "connection closed without an answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "http", "answer broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "http", "answer is incomplete"),
         (b"220 mail ready\r\n\r\n", "http", "answer is not HTTP"),
-        (b"plain", "https", "no TLS connection"),
+        (b"plain", "https", "TLS handshake failed"),
         (None, "https", "its certificate is not trusted"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "http", ""),
     ],

@@ -1,8 +1,9 @@
 """Counts patterns of prose that hide the subject of a sentence, and names of callables that hide a verb.
 
-    python -m tests.house.prose [--list RULE] [PATHS]
+    python -m tests.house.prose [--messages] [--list RULE] [PATHS]
 
-Prose is every docstring and comment of a Python file, and every line of a Markdown file outside of code blocks. A rule
+Prose is every docstring and comment of a Python file, and every line of a Markdown file outside of code blocks. With
+`--messages` it is every other string literal of at least four words instead: errors, log lines and help texts. A rule
 is a regular expression, so a count is cheap and has false positives: "a person who calls" is good English. Compare one
 state of the tree with another, and judge no single line by it. `tests/house/test_prose.py` has the ceilings.
 """
@@ -39,6 +40,7 @@ RULES = {
     ),
 }
 PATTERNS = {name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in RULES.items()}
+MESSAGE_WORDS_MIN = 4
 CLAUSES_MAX = 4  # commas, colons and semicolons of one sentence
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*|] ")
 CLAUSE = re.compile(r"[,;:](?=\s)")
@@ -131,6 +133,21 @@ def passages(paths: Sequence[Path]) -> Iterator[Passage]:
             yield from passages_of_python(file) if file.suffix == ".py" else passages_of_markdown(file)
 
 
+def messages_of_python(path: Path) -> Iterator[Passage]:
+    """The string literals of a Python file with at least four words, except docstrings. An expression in an f-string
+    is a space."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in skipped or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else " " for part in parts)
+        if len(WORD.findall(text)) >= MESSAGE_WORDS_MIN:
+            yield Passage(path, node.lineno, text)
+
+
 def hits(passage: Passage) -> Iterator[Hit]:
     """Every match of a rule in one passage."""
     for rule, pattern in PATTERNS.items():
@@ -189,6 +206,15 @@ class Counts:
         return 10_000 * self.hits[rule] / max(1, self.words)
 
 
+def count_messages(paths: Sequence[Path]) -> tuple[Counts, list[Hit]]:
+    """Counts over the messages of the Python files at or below the paths, and every match. Names are not counted."""
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    passages_ = [passage for file in files if file.suffix == ".py" for passage in messages_of_python(file)]
+    words = sum(len(WORD.findall(passage.text)) for passage in passages_)
+    found = [hit for passage in passages_ for hit in hits(passage)]
+    return Counts(words, 0, 0, Counter(hit.rule for hit in found)), found
+
+
 def count(paths: Sequence[Path]) -> tuple[Counts, list[Hit]]:
     """Counts over the files at or below the paths, and every match."""
     words = docstrings = 0
@@ -207,11 +233,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.house.prose", description="Counts patterns of prose.")
     parser.add_argument("paths", nargs="*", type=Path, default=[ROOT / path for path in DEFAULT_PATHS])
     parser.add_argument("--list", choices=[*PATTERNS, "opening", "chain", "callable"], metavar="RULE", dest="rule")
+    parser.add_argument("--messages", action="store_true", help="count string literals instead of prose")
     options = parser.parse_args(argv)
     rules = [*PATTERNS, "chain", "opening", "callable"]
     print(f"{'path':24} {'words':>8}" + "".join(f"{rule:>10}" for rule in rules))
     for path in options.paths:
-        counts, found = count([path])
+        counts, found = (count_messages if options.messages else count)([path])
         for hit in found:
             if hit.rule == options.rule:
                 print(f"{hit.path.resolve().relative_to(ROOT)}:{hit.line}: {hit.text}")

@@ -186,7 +186,7 @@ async def test_clients_that_leave_the_queue_hold_no_turn() -> None:
     await waiting[2]
     turns.give_back()
     await turns.take("e", Priority.NORMAL, 1)  # the thread is free again
-    with pytest.raises(Refusal, match="More long requests"):
+    with pytest.raises(Refusal, match="Too many long requests"):
         await turns.take("f", Priority.NORMAL, 1_001)
 
 

@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "config: {routing: {policy: warmest}}",
         "at '/config/routing/policy': value must be one of",
     ),
-    "a port that is none": ("config: {discovery: {port: 65536}}", "at '/config/discovery/port': 'oneOf' failed"),
+    "an invalid host or port": ("config: {discovery: {port: 65536}}", "at '/config/discovery/port': 'oneOf' failed"),
     "a collector that is no URL": (
         "config: {discovery: {selector: app=vllm}, tracing: {endpoint: 'otel:4317'}}",
         "config.tracing.endpoint is no URL",

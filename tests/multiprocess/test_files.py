@@ -65,7 +65,7 @@ async def test_whoever_is_killed_comes_back_with_what_was_accepted(tmp_path: Pat
             ring.file.write_text("- {" if broken else later.file.read_text())
             if broken:
                 app.process.send_signal(signal.SIGHUP)
-                await until(lambda: app.said("configuration refused: the old one stays in force"))
+                await until(lambda: app.said("new configuration is invalid: the old one remains active"))
             for names in (("hub",), ("worker 0",), ("hub", "worker 1")):
                 took_s = await killed(app, *names)
                 figure(f"{' and '.join(names)} killed, keys {'broken' if broken else 'changed'}: s", BACK_MAX_S, took_s)

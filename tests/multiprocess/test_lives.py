@@ -182,10 +182,7 @@ async def test_replicas_from_dns(engine: FakeEngine) -> None:
             await until(lambda: traffic.reasons[-8:].count("policy") == 0)
         assert not traffic.broken
         assert await metric(router, "warmroute_discovery_replicas") == 1
-        assert (
-            router.said("no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings")
-            == 0
-        )
+        assert router.said("no replicas are configured: set --replica URL, `replicas` or `discovery`") == 0
 
 
 class Orders:

@@ -210,8 +210,8 @@ async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, wor
         router.process.send_signal(signal.SIGHUP)
         await replicas_are(router, engine, other)
         await receipts_are(router, engine.url, other.url)
-        assert router.said("settings that changed need a restart") == 1
-        (kept,) = (line for line in router.lines if line["message"] == "settings that changed need a restart")
+        assert router.said("changed settings need a restart") == 1
+        (kept,) = (line for line in router.lines if line["message"] == "changed settings need a restart")
         assert kept["settings"] == ["routing.policy"]
 
 

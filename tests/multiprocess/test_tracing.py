@@ -54,4 +54,4 @@ async def test_spans_that_workers_drop_are_counted(engine: FakeEngine, monkeypat
                 while "\nwarmroute_spans_dropped_total 20.0\n" not in page:
                     async with session.get(running.admin_url + "/metrics") as r:
                         page = await r.text()
-            assert running.said("the collector takes no spans") >= 1
+            assert running.said("the collector accepts no spans") >= 1

@@ -97,7 +97,7 @@ async def again(server: StoreServer, one: OneRouter, messages: list[bytes]) -> N
     before = one.link.counts["replayed"] + one.link.counts["ignored"]
     for message in messages:
         await server.ask("PUBLISH", CHANNEL, message)
-    # What was said by whoever recorded it has no mark.
+    # What was said by whoever recorded it has no signature.
     due = before + sum(message[:1] == b"\x02" for message in messages)
     await until(lambda: one.link.counts["replayed"] + one.link.counts["ignored"] >= due)
 
@@ -155,8 +155,8 @@ async def test_a_router_without_the_secret_is_told_and_not_believed(caplog: pyte
         await until(lambda: a.link.counts["unauthenticated"] and b.link.counts["unauthenticated"])
         assert (a.link.routers, b.link.routers) == (1, 1)
     assert {each["why"] for each in events(caplog, "sharing_unauthenticated")} == {
-        "it has no mark",
-        "its router has a secret or API keys, and this one has none",
+        "it has no signature",
+        "it is signed, but this router has no secret or API keys",
     }
 
 

@@ -169,4 +169,4 @@ async def test_tls_to_a_port_without_it_is_told() -> None:
     async with StoreServer() as server:
         url = server.url.replace("redis://", "rediss://")
         async with linked(url, "a", timeout_s=0.2) as a:
-            await until(lambda: "speak TLS" in a.link.why)
+            await until(lambda: "uses TLS" in a.link.why)

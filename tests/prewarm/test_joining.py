@@ -79,7 +79,7 @@ async def test_before_its_traffic(client: ClientSession, told: Told, engine: Fak
 @pytest.mark.parametrize(
     ("replies", "why"),
     [
-        ([mute], "it took longer than prewarm.timeout_s"),
+        ([mute], "prewarming took longer than prewarm.timeout_s"),
         ([status(500)] * 3, "status 500"),
         ([reset], "closed"),
     ],
@@ -87,7 +87,7 @@ async def test_before_its_traffic(client: ClientSession, told: Told, engine: Fak
 async def test_warming_that_fails(
     told: Told, engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, replies: list[Reply], why: str
 ) -> None:
-    """Too slow, refused or broken: the replica takes traffic as it is, the log says why, and what is left of the
+    """Too slow, refused or broken: the replica receives traffic as it is, the log says why, and what is left of the
     prompts is not sent. Nobody holds that against the replica where it answered."""
     file, late_s = file_of(tmp_path, *(chat(text) for text in "abcde")), 0.3 if replies == [mute] else 60.0
     async with FakeEngine() as new:
@@ -100,11 +100,11 @@ async def test_warming_that_fails(
             assert app.router.fleet.members[new.url].breaker.failures == (replies == [reset])
             new.go_on.set()
             assert idle(app)
-    assert "replica was not warmed as it should be" in [record.message for record in caplog.records]
+    assert "prewarming of a replica was incomplete" in [record.message for record in caplog.records]
 
 
 async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tmp_path: Path) -> None:
-    """The only replica takes traffic at once; one that is held does so from the moment on that it is the only one."""
+    """The only replica receives traffic at once; one that is held does so as soon as it is the only one."""
     async with FakeEngine() as new:
         engine.script.append(mute)
         new.script.append(mute)
@@ -189,7 +189,7 @@ async def test_a_replica_that_restarts_too_often(
             await until(lambda: not jobs(app))
             assert len(new.seen) == 6
             assert len(ready(app)) == 2
-    assert "replica is not warmed again: it restarts too often" in [record.message for record in caplog.records]
+    assert "replica is not prewarmed again: it restarts too often" in [record.message for record in caplog.records]
 
 
 async def test_settings_that_change(told: Told, engine: FakeEngine, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]
         assert row["sent"] == 0
-        assert row["errors"] == ["its request does not begin with what is shared"]
+        assert row["errors"] == ["its request does not begin with the shared prefix"]
         assert len(engine.seen) == sent
 
 
@@ -312,6 +312,6 @@ async def test_with_two_workers(client: ClientSession, engine: FakeEngine, tmp_p
     """The hub warms, whoever serves: the first request of either worker is predicted to be a hit."""
     file = file_of(tmp_path, chat("a"))
     async with command(engine, prewarm__prefixes_file=file, prewarm__block_readiness="true") as router:
-        await until(lambda: router.said("replica is warm"))
+        await until(lambda: router.said("replica is prewarmed"))
         assert (await ask(client, router.url, chat("b")))[1] > 0
         assert [json.loads(seen.body)["max_tokens"] for seen in engine.seen] == [1, 4]

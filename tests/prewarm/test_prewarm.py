@@ -89,7 +89,7 @@ async def test_within_a_budget(client: ClientSession, engine: FakeEngine) -> Non
         bodies = [chat("a", head="word " * 400), chat("b", head="word " * 4_000), chat("c", head="word " * 400)]
         (row,) = (await call(client, app, asking(*bodies, tokens_max=900)))["replicas"]
         assert (row["sent"], row["skipped"], row["state"]) == (2, 1, "done")
-        assert row["errors"] == ["it would be more than the budget of tokens"]
+        assert row["errors"] == ["it would exceed the token budget"]
         assert [len(seen.body) < 4_000 for seen in engine.seen] == [True, True]
     engine.metrics = 'vllm:cache_config_info{num_gpu_blocks="10",block_size="16"} 1.0\n'
     async with running(engine) as app:
@@ -141,11 +141,11 @@ async def test_a_learned_template(client: ClientSession, engines: Engines) -> No
         )
         (row,) = (await call(client, app, {"templates": 9, "replicas": [second], "wait": True}))["replicas"]
         assert (row["sent"], row["skipped"]) == (1, 1)
-        assert row["errors"] == ["its request does not begin with what is shared"]
+        assert row["errors"] == ["its request does not begin with the shared prefix"]
         assert row["prompt_tokens"] < len(HEAD) / 3
         (row,) = (await call(client, app, {"templates": 9, "replicas": [second], "wait": True}))["replicas"]
         assert (row["sent"], row["skipped"]) == (0, 2)
-        assert "it is held already" in row["errors"]
+        assert "it is cached already" in row["errors"]
         observatory.register_templates([Template(7, 0, len(HEAD), key, path="/v1/embeddings", body=body)])
         (row,) = (await call(client, app, {"templates": 9, "wait": True, "replicas": [first]}))["replicas"]
         assert (row["sent"], row["skipped"]) == (0, 2)
@@ -209,7 +209,7 @@ async def test_a_server_that_takes_no_whole_prompts_is_sent_none(client: ClientS
     async with running(engine) as app:
         app.router.set_kv_connector(engine.url, KvConnector.SGLANG, "")
         (row,) = (await call(client, app, asking(chat("a"))))["replicas"]
-        assert (row["sent"], row["skipped"], row["errors"]) == (0, 1, ["it takes no whole requests"])
+        assert (row["sent"], row["skipped"], row["errors"]) == (0, 1, ["it accepts only disaggregated requests"])
         assert not engine.seen
 
 

@@ -284,4 +284,4 @@ async def test_models_beyond_the_limit_are_told(client: ClientSession, caplog: p
             assert [event.__dict__["fields"]["left_out"] for event in events] == [10]
             async with client.get(app.hub.admin_url + "/admin/replicas") as response:
                 why = (await response.json())["replicas"][0]["why"]
-            assert "10 of its models are left out" in why
+            assert "10 of its models are ignored" in why

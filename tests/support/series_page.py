@@ -89,7 +89,7 @@ def decisions(now_s: float, query: Mapping[str, str]) -> dict[str, Any]:
     if wrong := sorted(set(query) - known):
         raise ValueError(f"{wrong[0]} is no parameter; there are {', '.join(sorted(known))}")
     if not re.fullmatch("([45]xx|[1-5][0-9]{2})?", query.get("status", "")):
-        raise ValueError("'status' is a status, or 4xx, 5xx.")
+        raise ValueError("'status' must be a status, or 4xx, 5xx.")
     fitting = [row for row in _requests(now_s) if _fits(row, query)]
     limit = int(query.get("limit", 20))
     shown = fitting[:limit]

@@ -259,7 +259,7 @@ async def test_a_key_that_is_none(
         async with running(engine, **traced(collector)) as app:
             await ask(client, app.url)
     told = [(r.getMessage(), getattr(r, "fields", {})) for r in caplog.records if r.name == "router.telemetry.tracing"]
-    assert [message for message, _ in told] == ["OpenTelemetry warns", "the collector takes no spans"]
+    assert [message for message, _ in told] == ["OpenTelemetry warns", "the collector accepts no spans"]
     assert told[1][1]["why"] == "invalid header"
     assert "sesame" not in caplog.text + str(told)
 
@@ -300,7 +300,7 @@ async def test_a_collector_that_is_away(
         page = await (await client.get(app.url + "/metrics")).text()
     assert dropped(page) == 3 * 4
     about = [r for r in said if r.name.startswith(("router.telemetry.tracing", "opentelemetry", "urllib3"))]
-    assert [r.getMessage() for r in about] == ["the collector takes no spans", "the collector takes spans again"]
+    assert [r.getMessage() for r in about] == ["the collector accepts no spans", "the collector accepts spans again"]
     fields = about[0].fields
     assert fields["collector"] == collector.url.removeprefix("http://")
     assert fields["why"] == "status 400"

@@ -43,8 +43,12 @@ class Tokenizing(FakeEngine):
     ("how", "grade", "why"),
     [
         ("asked", Confidence.EXACT, "joined at batch 0"),
-        ("not allowed", Confidence.ESTIMATED, "the model has no chat template, and its replicas may not be asked"),
-        ("refused", Confidence.ESTIMATED, "the model has no chat template, and /tokenize is refused"),
+        (
+            "not allowed",
+            Confidence.ESTIMATED,
+            "the model has no chat template, and /tokenize of its replicas is turned off",
+        ),
+        ("refused", Confidence.ESTIMATED, "the model has no chat template, and /tokenize rejects requests"),
     ],
 )
 async def test_a_tokenizer_without_a_chat_template(

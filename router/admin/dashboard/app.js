@@ -45,7 +45,7 @@ function begun() {
 function failed(error) {
   if (error instanceof Refusal) return turnedAway(error);
   const silent = error instanceof Silence || ["AbortError", "TimeoutError"].includes(error.name);
-  failure = error instanceof SyntaxError ? "It answered what is no JSON" : silent ? "The router does not answer" : `The page failed: ${error.message}`;
+  failure = error instanceof SyntaxError ? "The answer is not JSON" : silent ? "The router does not answer" : `The page failed: ${error.message}`;
   if (!silent) console.error(error);
   state("gone");
 }
@@ -70,11 +70,11 @@ function changed() {
 // Statuses of access_control.py, and of a router without an observatory.
 function turnedAway({ status, message }) {
   const said = {
-    400: ["That cannot be looked for", message],
-    401: source.token ? ["That token is not the router's", "Its admin token is `admin.token` or `admin.token_file` in the settings."] : ["This router wants its admin token", "It is `admin.token` or `admin.token_file` in the settings."],
-    404: ["This router has no observatory", "Its settings have insights.enabled off, or it is of an older version."],
-    421: ["Open this page by address", "Without an admin token the router answers only to localhost or its address, as in http://127.0.0.1:8001/dashboard."],
-  }[status] ?? [`The router answered ${status}`, "It is asked again every two seconds."];
+    400: ["Invalid search", message],
+    401: source.token ? ["Wrong token", "The admin token is `admin.token` or `admin.token_file` in the settings."] : ["This router requires the admin token", "It is `admin.token` or `admin.token_file` in the settings."],
+    404: ["This router has no observatory", "insights.enabled is false, or the router has an older version."],
+    421: ["Open this page by address", "Without an admin token the router answers only to localhost or its IP address, such as http://127.0.0.1:8001/dashboard."],
+  }[status] ?? [`The router answered ${status}`, "The page retries every two seconds."];
   const first = $("notice").hidden || $("notice-title").textContent !== said[0];
   text($("notice-title"), said[0]);
   text($("notice-text"), said[1].replaceAll("`", ""));
@@ -99,7 +99,7 @@ function age() {
   const old = heard === undefined ? Infinity : (Date.now() - heard) / 1000;
   const now = $("status").dataset.state;
   if (now === "live" && old > STALE_S) return state("stale");
-  const since = heard === undefined ? "" : now === "live" ? `${Math.max(0, Math.round(old))} s ago` : `figures of ${clock(heard / 1000)}, ${span(old)} ago`;
+  const since = heard === undefined ? "" : now === "live" ? `${Math.max(0, Math.round(old))} s ago` : `data of ${clock(heard / 1000)}, ${span(old)} ago`;
   text($("age"), since);
   if (now === "connecting" && Date.now() - asked > STALE_S * 1000) text($("status-text"), "Still connecting");
 }

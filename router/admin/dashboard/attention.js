@@ -26,7 +26,7 @@ export function showAttention(element, seen, minute, last) {
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
     const [mark, words, link] = item.children;
     set(mark, "class", `tag ${row.kind}`);
-    text(mark, { bad: "act", fair: "look", good: "fine" }[row.kind]);
+    text(mark, { bad: "critical", fair: "warning", good: "ok" }[row.kind]);
     text(words, row.words);
     link.hidden = !row.to;
     if (row.to) {
@@ -37,16 +37,16 @@ export function showAttention(element, seen, minute, last) {
 }
 
 function quiet(seen) {
-  return seen.totals.requests ? `Nothing for ${span(Math.min(600, seen.uptime_s))}: replicas are ready, and hits and times are steady.` : "No requests have come yet.";
+  return seen.totals.requests ? `No problems for ${span(Math.min(600, seen.uptime_s))}: replicas are ready, and hit rate and times are steady.` : "No requests yet.";
 }
 
 function replicasDown({ replicas }) {
   const down = replicas.filter((replica) => standing(replica)[1] === "bad");
-  if (replicas.length === 0) return [{ key: "none", kind: "bad", words: "There are no replicas: nothing can be served.", to: ["replicas-title", "Replicas"] }];
+  if (replicas.length === 0) return [{ key: "none", kind: "bad", words: "No replicas: no request can be served.", to: ["replicas-title", "Replicas"] }];
   if (down.length === 0) return [];
   const named = down.slice(0, 3).map((each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
   const more = down.length > 3 ? ` and ${down.length - 3} more` : "";
-  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas take no requests: ${named.join(", ")}${more}.`, to: ["replicas-title", "Replicas"] }];
+  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas receive no requests: ${named.join(", ")}${more}.`, to: ["replicas-title", "Replicas"] }];
 }
 
 function failing(minute) {
@@ -57,9 +57,9 @@ function failing(minute) {
 
 function queued(minute, last) {
   const { shed } = summed(minute), waited_s = last?.waited_p90_s ?? 0;
-  if (shed > 0) return [{ key: "shed", kind: "bad", words: `${count(shed)} requests of the last minute were turned away: the fleet is full.`, to: ["traffic-title", "Requests"] }];
+  if (shed > 0) return [{ key: "shed", kind: "bad", words: `${count(shed)} requests of the last minute were rejected: the fleet is full.`, to: ["traffic-title", "Requests"] }];
   if (waited_s < WAITED_S) return [];
-  return [{ key: "queued", kind: "fair", words: `Requests wait in the router's queue: one in ten of them ${seconds(waited_s)} or more.`, to: ["load-title", "Load"] }];
+  return [{ key: "queued", kind: "fair", words: `Requests wait in the router's queue: the 90th percentile is ${seconds(waited_s)}.`, to: ["load-title", "Load"] }];
 }
 
 const hits = (points) => {
@@ -75,7 +75,7 @@ function fell(points) {
   const usual = median(before.map((point) => hits([point])));
   if (usual - now < FELL) return [];
   const since = turned(busy, (at) => hits(busy.slice(Math.max(0, at - 5), at + 1)) >= (usual + now) / 2);
-  return [{ key: "fell", kind: "bad", words: `Hit rate is ${percent(now, 0)}, usually ${percent(usual, 0)}; it fell at ${clock(since.at_s)}.`, to: ["reasons-title", "Why"] }];
+  return [{ key: "fell", kind: "bad", words: `Hit rate is ${percent(now, 0)}, usually ${percent(usual, 0)}; it fell at ${clock(since.at_s)}.`, to: ["reasons-title", "Reasons"] }];
 }
 
 function slow(points) {
@@ -85,7 +85,7 @@ function slow(points) {
   const usual = median(before.map((point) => point.ttft_p90_s)), now = median(recent.map((point) => point.ttft_p90_s));
   if (now < TTFT_S || now < ROSE * usual) return [];
   const since = turned(busy, (at) => median(busy.slice(Math.max(0, at - 5), at + 1).map((point) => point.ttft_p90_s)) <= (usual + now) / 2);
-  return [{ key: "slow", kind: "bad", words: `One in ten first tokens takes ${seconds(now)} or more, usually ${seconds(usual)}; since ${clock(since.at_s)}.`, to: ["ttft-title", "Times"] }];
+  return [{ key: "slow", kind: "bad", words: `The 90th percentile of the time to first token is ${seconds(now)}, usually ${seconds(usual)}; since ${clock(since.at_s)}.`, to: ["ttft-title", "Times"] }];
 }
 
 function full({ replicas }) {
@@ -93,21 +93,21 @@ function full({ replicas }) {
   const tight = serving.filter((replica) => replica.kv_usage >= 0.95 || (replica.window && replica.in_flight >= replica.window));
   if (tight.length === 0) return [];
   const all = tight.length === serving.length;
-  return [{ key: "full", kind: all ? "bad" : "fair", words: `${all ? "All serving" : `${tight.length} of ${serving.length} serving`} replicas are full: KV memory or open requests.`, to: ["replicas-title", "Replicas"] }];
+  return [{ key: "full", kind: all ? "bad" : "fair", words: `${all ? "All serving" : `${tight.length} of ${serving.length} serving`} replicas are at their limit of KV memory or open requests.`, to: ["replicas-title", "Replicas"] }];
 }
 
 function mispredicted({ timeline }) {
   const { share: part, high } = verification(summed(timeline.points.slice(-5 * RECENT)));
   if (part === null || part < WEAK || high < OFF) return [];
-  return [{ key: "off", kind: "fair", words: `Engines find ${percent(high, 0)} fewer tokens cached than predicted: look at how well their caches are known.`, to: ["replicas-title", "Replicas"] }];
+  return [{ key: "off", kind: "fair", words: `Engines find ${percent(high, 0)} fewer cached tokens than predicted: check the confidence in the replicas' cache state.`, to: ["replicas-title", "Replicas"] }];
 }
 
 // What was not seen of late may be mended: it stays in the list of advice until it has faded.
 function advised({ advice, now_s }) {
   const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
   if (!worst) return [];
-  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were computed again`;
-  return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "What to do"] }];
+  const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were recomputed`;
+  return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "Advice"] }];
 }
 
 function flattered({ timeline }) {

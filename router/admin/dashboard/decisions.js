@@ -7,12 +7,12 @@ import { named, REASONS } from "./reasons.js";
 import { place, showDifference } from "./tables.js";
 
 const WHY = {
-  warm: "it holds the longest part of the prompt",
-  spill: "another holds more, but waiting there would cost more than computing again",
-  cold: "no replica held any of it",
-  tie: "prices were too close to tell apart, and the hash ring decided",
+  warm: "it has the longest cached prefix",
+  spill: "another replica has a longer cached prefix, but waiting there would cost more than computing",
+  cold: "no replica has any part of the prompt cached",
+  tie: "prices were nearly equal, and the hash ring decided",
   only: "it was the only candidate",
-  policy: "the policy does not look at caches",
+  policy: "the policy ignores caches",
   retry: "the first replica failed",
 };
 
@@ -55,7 +55,7 @@ export class Decisions {
     const known = new Set(this.rows.map(({ id }) => id)), newest_s = this.rows[0]?.at_s ?? 0;
     const fresh = this.latest.filter(({ id, at_s }) => !known.has(id) && at_s >= newest_s).length;
     this.newer.hidden = fresh === 0;
-    text(this.newer, fresh === 1 ? "Show 1 newer" : `Show ${fresh} newer`);
+    text(this.newer, fresh === 1 ? "Show 1 newer request" : `Show ${fresh} newer requests`);
   }
 
   show(rows) {
@@ -91,8 +91,8 @@ export class Decisions {
   }
 
   opened(row) {
-    const why = row.reason ? `Went to ${this.named(row.replica)} because ${WHY[row.reason] ?? row.reason}.` : "It was never placed.";
-    const saved = row.saved_ms > 0 ? ` That saved ${millis(row.saved_ms)} until the first token.` : "";
+    const why = row.reason ? `Placed on ${this.named(row.replica)} because ${WHY[row.reason] ?? row.reason}.` : "Not placed.";
+    const saved = row.saved_ms > 0 ? ` This saved ${millis(row.saved_ms)} of the time to first token.` : "";
     const body = h("div", { class: "opened" }, h("p", { class: "why" }, why + saved), this.candidates(row), breakdown(row));
     if (row.difference) body.append(first(row.difference));
     body.append(facts(row, (id) => this.named(id)), this.links(row));
@@ -103,7 +103,7 @@ export class Decisions {
   links(row) {
     const found = [[{ id: row.id }, "Link to this request"]];
     const session = row.session || row.conversation;
-    if (session) found.push([{ session }, "All requests of its session"]);
+    if (session) found.push([{ session }, "All requests of this session"]);
     return h("ul", { class: "links" }, ...found.map(([filters, words]) => h("li", {}, h("a", { href: this.linked(filters) }, words))));
   }
 
@@ -111,20 +111,20 @@ export class Decisions {
     const ahead = (c) => Math.max(c.pending_ms, c.kv_wait_ms) + (c.loading_ms ?? 0);
     const columns = [
       { name: "Candidate", header: true, fill: (cell, c) => { text(cell, this.named(c.id)); set(cell, "class", c.id === row.replica ? "chosen" : null); } },
-      { name: "Holds", numeric: true, title: "tokens of this prompt", value: (c) => whole(c.cached_tokens) },
+      { name: "Cached", numeric: true, title: "tokens of this prompt", value: (c) => whole(c.cached_tokens) },
       { name: "To compute", numeric: true, value: (c) => whole(c.uncached_tokens) },
-      { name: "Wait", numeric: true, title: "prefill ahead of it, or until the KV pool has room; and until what is not on the GPU is loaded", value: (c) => millis(ahead(c)) },
+      { name: "Wait", numeric: true, title: "time for queued prefill or for free KV memory, and time to load blocks that are not on the GPU", value: (c) => millis(ahead(c)) },
       { name: "Prefill", numeric: true, value: (c) => millis(c.uncached_ms) },
       { name: "First token", numeric: true, title: "wait and prefill", value: (c) => millis(ahead(c) + c.uncached_ms) },
-      { name: "Evicts", numeric: true, title: "work that others would have to repeat", value: (c) => millis(c.evicted_ms + c.evicted_again_ms) },
-      { name: "Takes", numeric: true, title: "delays of those who wait for the KV room that it would keep", value: (c) => millis(c.room_ms) },
+      { name: "Evicts", numeric: true, title: "work that other requests would repeat", value: (c) => millis(c.evicted_ms + c.evicted_again_ms) },
+      { name: "Occupies", numeric: true, title: "delay of requests that wait for KV memory in the meantime", value: (c) => millis(c.room_ms) },
       { name: "Open", numeric: true, title: "requests", value: (c) => whole(c.in_flight) },
-      { name: "Known", value: (c) => c.grade },
+      { name: "Grade", value: (c) => c.grade },
     ];
     const shown = (row.candidates ?? []).length;
-    const caption = row.weighed > shown ? `Who could have taken it: ${shown} of ${row.weighed}` : "Who could have taken it";
+    const caption = row.weighed > shown ? `Candidates: ${shown} of ${row.weighed}` : "Candidates";
     const element = h("table", {}, h("caption", {}, caption));
-    table(element, columns, row.candidates ?? [], (c) => c.id, "There was no choice.");
+    table(element, columns, row.candidates ?? [], (c) => c.id, "No candidates.");
     return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Candidates" }, element);
   }
 }
@@ -171,12 +171,12 @@ function facts(row, nameOf) {
     ["agent", row.agent],
     ["agent's conversation", row.agent_id],
     ["started by", row.agent_parent],
-    ["conversation is over", row.agent_final ? "yes" : null],
+    ["conversation ended", row.agent_final ? "yes" : null],
     ["step", row.step],
     ["policy", row.policy],
     ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})${row.predicted_tier_tokens ? `, ${whole(row.predicted_tier_tokens)} of them to load` : ""}`],
-    ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
-    ["cached on other replica", row.places?.cached_on_other_replica ? [`${whole(row.places.cached_on_other_replica)} tokens`, row.held_by && `at ${nameOf(row.held_by)}`, row.spill && `not there for ${named(row.spill)}`].filter(Boolean).join(", ") : ""],
+    ["engine reported", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
+    ["cached on other replica", row.places?.cached_on_other_replica ? [`${whole(row.places.cached_on_other_replica)} tokens`, row.held_by && `at ${nameOf(row.held_by)}`, row.spill && `not placed there: ${named(row.spill)}`].filter(Boolean).join(", ") : ""],
     ["evicted by others", row.places?.evicted_by_others ? `${whole(row.places.evicted_by_others)} tokens` : ""],
     ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
     ["between tokens", row.inter_token_s ? seconds(row.inter_token_s) : ""],

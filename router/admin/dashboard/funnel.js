@@ -6,21 +6,21 @@ import { bar, h, keyed, set, text } from "./dom.js";
 import { named } from "./reasons.js";
 
 const ASKED = "asked";
-const STAGES = { asked: "Asked for", seen: "Seen before", unchanged: "Unchanged since", kept: "Still held", reached: "Held where it went", hit: "Hit" };
+const STAGES = { asked: "Requested", seen: "Seen before", unchanged: "Unchanged since", kept: "Still cached", reached: "Cached at its replica", hit: "Hit" };
 const MEANING = {
-  unsupported: "the router cannot read this prompt",
-  never_seen: "in no earlier prompt that began alike",
+  unsupported: "the router cannot parse this prompt",
+  never_seen: "in no earlier prompt with the same beginning",
   tail: "a partial block, and the last token, which engines always compute",
-  rewritten: "an earlier prompt had them too, behind something that differs now",
-  identity: "held for another model, adapter, salt or tenant",
-  replica_lost: "whoever held them is gone or was restarted",
-  evicted_here: "dropped by the replica that was asked",
-  evicted_by_others: "dropped by other replicas",
-  cached_on_other_replica: "another replica holds them, and it was cheaper to go elsewhere",
-  mispredicted: "the router said held, the engine said no",
-  tier: "loaded from memory or files behind the GPU",
-  pulled: "brought from another replica's memory",
-  replay: "in a prompt that was asked for before",
+  rewritten: "an earlier prompt had them after a part that differs now",
+  identity: "cached for another model, adapter, salt or tenant",
+  replica_lost: "the replica with them was removed or restarted",
+  evicted_here: "evicted by the replica of the request",
+  evicted_by_others: "evicted by other replicas",
+  cached_on_other_replica: "another replica has them cached, but computing elsewhere was cheaper",
+  mispredicted: "predicted as cached, but the engine reported a miss",
+  tier: "loaded from memory or files outside the GPU",
+  pulled: "transferred from another replica's memory",
+  replay: "in a prompt identical to an earlier one",
   gpu_hit: "in a new prompt",
 };
 const SHOWN_MIN = 0.0005; // of the tokens asked for: less is 0.0 %
@@ -63,7 +63,7 @@ function tell(legend, { gone, found, why }, total) {
   keyed(legend, parts, ({ place }) => place, make, (item, { place, tokens, sign }) => {
     const whole = Object.values(why).reduce((all, each) => all + each, 0);
     const causes = Object.entries(why).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([cause, each]) => `${named(cause)} ${percent(share(each, whole), 0)}`);
-    const because = place === "cached_on_other_replica" && causes.length ? ` (not there for ${causes.join(", ")})` : "";
+    const because = place === "cached_on_other_replica" && causes.length ? ` (not placed there: ${causes.join(", ")})` : "";
     text(item.lastElementChild, `${named(place)} ${sign}${percent(share(tokens, total))}${because}`);
   });
 }

@@ -14,7 +14,7 @@ export class PromptMap {
     this.many = h("p", { class: "note" });
     this.svg = s("svg", { role: "img", class: "map" });
     this.readout = h("p", { class: "readout", "aria-hidden": "true" });
-    this.table = h("table", {}, h("caption", { class: "hidden" }, "Shared prefixes, each below what it begins with"));
+    this.table = h("table", {}, h("caption", { class: "hidden" }, "Shared prefixes, each below its own prefix"));
     const scroll = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Shared prefixes" }, this.table);
     this.empty = h("p", { class: "empty" }, "No prefix is shared by several conversations yet.");
     parent.append(this.legend, this.many, this.svg, this.readout, this.empty, h("details", { class: "figures" }, h("summary", {}, "As a table"), scroll));
@@ -28,7 +28,7 @@ export class PromptMap {
     this.branches = arranged(rows);
     const many = replicas.length > NAMED_MAX;
     this.many.hidden = !many;
-    text(this.many, `${count(replicas.length)} replicas share ${COLOURS} colours; the line below names those that hold what you point at.`);
+    text(this.many, `${count(replicas.length)} replicas share ${COLOURS} colours; the line below lists the replicas with the selected prefix.`);
     keyed(this.legend, many ? [] : replicas, ({ id }) => id, ({ id }) => h("li", {}, h("span", { class: `swatch fill-holder-${this.names.get(id).at}`, "aria-hidden": "true" }), h("span")), (item, replica) => {
       set(item.firstElementChild, "class", `swatch fill-holder-${this.names.get(replica.id).at}`);
       text(item.lastElementChild, replicaName(replica));
@@ -77,23 +77,23 @@ export class PromptMap {
     const branch = this.drawn?.find(({ row }) => row.id === id);
     if (!branch) return text(this.readout, this.branches?.length ? "Point at a prefix for its figures." : "");
     const { row } = branch;
-    if (row.others) return text(this.readout, `${row.others} prefixes too narrow to be drawn: ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; the table has each.`);
-    text(this.readout, `${titled(row)} — ${count(row.prompt_tokens)} tokens, ${count(row.own_tokens)} of them its own; ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; held by ${this.held(row)}`);
+    if (row.others) return text(this.readout, `${row.others} prefixes are too narrow to draw: ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; the table lists each.`);
+    text(this.readout, `${titled(row)} — ${count(row.prompt_tokens)} tokens, ${count(row.own_tokens)} of them in this prefix only; ${count(row.requests)} requests with ${count(row.served_tokens)} prompt tokens, ${percent(row.hit_rate)} hits; cached by ${this.held(row)}`);
   }
 
   held(row) {
-    return row.holders.map((id) => this.names.get(id)?.name ?? id).join(", ") || "nobody";
+    return row.holders.map((id) => this.names.get(id)?.name ?? id).join(", ") || "no replica";
   }
 
   tabulate() {
     const columns = [
       { name: "Prefix", header: true, fill: (cell, { row, depth }) => { text(cell, titled(row)); set(cell, "data-depth", Math.min(depth, 6)); } },
       { name: "Tokens", numeric: true, value: ({ row }) => count(row.prompt_tokens) },
-      { name: "Its own", numeric: true, value: ({ row }) => count(row.own_tokens) },
+      { name: "Own tokens", numeric: true, value: ({ row }) => count(row.own_tokens) },
       { name: "Requests", numeric: true, value: ({ row }) => count(row.requests) },
       { name: "Served tokens", numeric: true, value: ({ row }) => count(row.served_tokens) },
       { name: "Hit rate", numeric: true, value: ({ row }) => percent(row.hit_rate) },
-      { name: "Held by", grow: true, value: ({ row }) => this.held(row) },
+      { name: "Cached by", grow: true, value: ({ row }) => this.held(row) },
     ];
     table(this.table, columns, this.branches, ({ row }) => row.id, "No prefix is shared yet.");
   }

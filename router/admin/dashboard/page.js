@@ -15,7 +15,7 @@ import { showAdvice, showGroups, showModels, showReplicas } from "./tables.js";
 import { showTiles } from "./tiles.js";
 import { showLinks, Toolbar } from "./toolbar.js";
 
-const NAMES = { "10m": "10 min", "1h": "1 h", "6h": "6 h", "24h": "24 h", all: "all that is kept" };
+const NAMES = { "10m": "10 min", "1h": "1 h", "6h": "6 h", "24h": "24 h", all: "all data" };
 const $ = (id) => document.getElementById(id);
 
 export class Page {
@@ -71,9 +71,9 @@ export class Page {
 
   // Two figures beside the hit rate: how many prompts are no replays, and what engines counted of silent answers.
   sayRate({ totals }) {
-    const words = ["Hits of all prompt tokens, means over 30 s."];
-    if (totals.diversity !== null) words.push(`Prompt diversity ${totals.diversity.toFixed(2)} (1: no two prompts alike).`);
-    if (totals.counted_tokens > 0) words.push(`By the engines' own counters ${percent(totals.counted_hit_tokens / totals.counted_tokens)} of what answers did not tell.`);
+    const words = ["Share of prompt tokens that hit the cache, means over 30 s."];
+    if (totals.diversity !== null) words.push(`Prompt diversity ${totals.diversity.toFixed(2)} (1: all prompts differ).`);
+    if (totals.counted_tokens > 0) words.push(`By the engines' counters ${percent(totals.counted_hit_tokens / totals.counted_tokens)} for answers without a cached-token count.`);
     text($("rate-note"), words.join(" "));
   }
 

@@ -6,9 +6,9 @@ import { tag } from "./tables.js";
 
 const ROLES = { prefill: "prefills", decode: "decodes", both: "both" };
 const STATES = {
-  warm: ["takes requests", "good", "It has handed a prompt over."],
-  new: ["to be warmed", "fair", "It takes requests when it has handed over a prompt of the router's own."],
-  resting: ["rests", "bad", "It failed to hand a prompt over, and is tried again then."],
+  warm: ["ready", "good", "A KV transfer has succeeded."],
+  new: ["warming up", "fair", "The pair receives requests after a KV transfer of a probe prompt."],
+  resting: ["cooldown", "bad", "A KV transfer failed. The pair is tried again after the cooldown."],
 };
 
 // `split` is null where no replica shakes hands: then the card is hidden.
@@ -17,14 +17,14 @@ export function showSplit(card, note, replicasTable, pairsTable, { split, replic
   if (!split) return;
   const known = new Map(replicas.map((each) => [each.id, each])), name = (id) => replicaName(known.get(id) ?? { id });
   const hidden = split.pairs_in_all - split.pairs.length;
-  text(note, hidden > 0 ? `${count(hidden)} more pairs are not shown: those that rest come first, then those to be warmed, then those with most requests.` : "");
+  text(note, hidden > 0 ? `${count(hidden)} more pairs are not shown. Order: pairs in cooldown, pairs that warm up, most requests.` : "");
   note.hidden = !note.textContent;
   const ofReplicas = [
     { name: "Replica", header: true, value: ({ id }) => name(id) },
     { name: "Legs", value: ({ role }) => ROLES[role] ?? role },
-    { name: "Handshake", fill: (cell, row) => tag(cell, row.answers ? row.handshake : `${row.handshake}, silent`, row.answers ? "good" : "bad", row.answers ? null : "It does not shake hands now: its pairs take no requests.") },
-    { name: "Pairs", numeric: true, title: "that take requests", value: ({ pairs }) => count(pairs.warm) },
-    { name: "To be warmed", numeric: true, value: ({ pairs }) => count(pairs.new) },
+    { name: "KV connector", fill: (cell, row) => tag(cell, row.answers ? row.handshake : `${row.handshake}, silent`, row.answers ? "good" : "bad", row.answers ? null : "The transfer address does not answer: its pairs receive no requests.") },
+    { name: "Pairs", numeric: true, title: "that receive requests", value: ({ pairs }) => count(pairs.warm) },
+    { name: "Warming up", numeric: true, value: ({ pairs }) => count(pairs.new) },
     { name: "Resting", numeric: true, value: ({ pairs }) => count(pairs.resting) },
   ];
   table(replicasTable, ofReplicas, split.replicas, ({ id }) => id, NONE);
@@ -32,11 +32,11 @@ export function showSplit(card, note, replicasTable, pairsTable, { split, replic
     { name: "Prefills", header: true, value: ({ prefill }) => name(prefill) },
     { name: "Decodes", value: ({ decode }) => name(decode) },
     { name: "State", fill: (cell, row) => state(cell, row) },
-    { name: "Requests", numeric: true, title: "sent in two legs since the two pair", value: ({ sent }) => count(sent) },
+    { name: "Requests", numeric: true, title: "disaggregated requests since the pair exists", value: ({ sent }) => count(sent) },
     { name: "Prefill failed", numeric: true, value: ({ prefills_failed }) => count(prefills_failed) },
-    { name: "Not handed over", numeric: true, title: "requests whose blocks did not come, by all that is known", value: ({ broken }) => count(broken) },
+    { name: "Transfer failed", numeric: true, title: "requests with missing blocks, as far as observed", value: ({ broken }) => count(broken) },
   ];
-  table(pairsTable, ofPairs, split.pairs, ({ prefill, decode }) => `${prefill}\0${decode}`, "No two replicas pair: they differ in handshake, model, block size or revision, or one of each kind is missing.");
+  table(pairsTable, ofPairs, split.pairs, ({ prefill, decode }) => `${prefill}\0${decode}`, "No pairs: replicas differ in KV connector, model, block size or revision, or there is no prefill or no decode replica.");
 }
 
 function state(cell, row) {

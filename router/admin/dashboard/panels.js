@@ -31,9 +31,9 @@ export class Panels {
     ] });
     this.outcomes = new Chart($("traffic"), { ...zoom, noun: "Requests per second, by outcome", show: rate, stacked: true, series: [
       { kind: "ok", name: "served", colour: "--accent-soft" },
-      { kind: "left", name: "client left", colour: "--new" },
+      { kind: "left", name: "client disconnected", colour: "--new" },
       { kind: "wrong", name: "4xx", colour: "--evicted" },
-      { kind: "shed", name: "turned away (429)", colour: "--spilled" },
+      { kind: "shed", name: "rejected (429)", colour: "--spilled" },
       { kind: "failed", name: "5xx or broken", colour: "--failed" },
     ] });
     this.load = new Chart($("load"), { ...zoom, noun: "Load", show: rate, series: [
@@ -43,7 +43,7 @@ export class Panels {
     ] });
     this.reasons = new Chart($("reasons"), { ...zoom, noun: "Tokens computed per second, by reason", show: (value) => count(value ?? 0), stacked: true, height: TALL, series: REASONS.map((kind) => ({ kind, name: named(kind), colour: `--${COLOURS[kind] ?? kind}` })) });
     this.chosen = { times: "ttft", load: "open" };
-    this.marks = { times: choice($("ttft-choice"), "Which times", TIMES, (value) => this.choose("times", value)), load: choice($("load-choice"), "Which load", LOADS, (value) => this.choose("load", value)) };
+    this.marks = { times: choice($("ttft-choice"), "Times", TIMES, (value) => this.choose("times", value)), load: choice($("load-choice"), "Load", LOADS, (value) => this.choose("load", value)) };
     for (const [which, mark] of Object.entries(this.marks)) mark(this.chosen[which]);
   }
 
@@ -98,7 +98,7 @@ export class Panels {
 
   requests() {
     const { failed, shed } = outcomes(this.sum, 1);
-    const told = this.has ? ` ${count(failed)} failed, ${count(shed)} turned away.` : "";
+    const told = this.has ? ` ${count(failed)} failed, ${count(shed)} rejected.` : "";
     this.fill(this.outcomes, ({ sum, over_s }) => outcomes(sum, over_s), `Requests per second: ${count(this.sum.requests)} in all.${told}`);
   }
 
@@ -111,6 +111,6 @@ export class Panels {
   misses() {
     const words = Object.entries(this.sum.misses).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([reason, tokens]) => `${named(reason)} ${count(tokens)}`);
     const values = ({ sum, over_s }) => Object.fromEntries(Object.entries(sum.misses).map(([reason, tokens]) => [reason, tokens / over_s]));
-    this.fill(this.reasons, values, `RequestTokenizer computed; most: ${words.join(", ") || "none"}.`);
+    this.fill(this.reasons, values, `Computed tokens; most: ${words.join(", ") || "none"}.`);
   }
 }

@@ -9,15 +9,15 @@ export const UNAVOIDABLE = ["unsupported", "cold", "new", "tail"];
 export const REASONS = [...AVOIDABLE, ...UNAVOIDABLE];
 
 export const MEANING = {
-  diverged: "an earlier prompt had them too, behind something that differs now",
-  evicted: "a replica held them, and dropped them",
-  spilled: "another replica holds them, and it was cheaper to go elsewhere",
-  replica_lost: "whoever held them is gone or was restarted",
-  identity: "held for another model, adapter, salt or tenant",
-  mispredicted: "the router said held, the engine said no",
-  unsupported: "the router cannot read this prompt",
-  cold: "nothing like it was seen before",
-  new: "behind a prefix that was seen before",
+  diverged: "an earlier prompt had them after a part that differs now",
+  evicted: "a replica had cached them and evicted them",
+  spilled: "another replica has them cached, but computing elsewhere was cheaper",
+  replica_lost: "the replica with them was removed or restarted",
+  identity: "cached for another model, adapter, salt or tenant",
+  mispredicted: "predicted as cached, but the engine reported a miss",
+  unsupported: "the router cannot parse this prompt",
+  cold: "no earlier prompt has the same beginning",
+  new: "after a known prefix",
   tail: "a partial block, and the last token, which engines always compute",
 };
 
@@ -37,9 +37,9 @@ export function showReasons(element, shown, totals) {
   const rows = REASONS.map((reason) => ({ reason, now: shown.misses[reason] || 0, all: totals.misses[reason] || 0 })).filter((row) => row.all > 0 || row.now > 0);
   const columns = [
     { name: "Reason", header: true, fill: (cell, row) => swatch(cell, row.reason, named(row.reason), MEANING[row.reason]) },
-    { name: "Shown", numeric: true, title: "tokens in the time that the charts show", value: (row) => count(row.now) },
+    { name: "Shown", numeric: true, title: "tokens in the time range of the charts", value: (row) => count(row.now) },
     { name: "of prompts", numeric: true, value: (row) => percent(share(row.now, shown.prompt_tokens)) },
     { name: "Since start", numeric: true, minor: true, value: (row) => count(row.all) },
   ];
-  table(element, columns, rows, (row) => row.reason, "Nothing was computed yet.");
+  table(element, columns, rows, (row) => row.reason, "No computed tokens yet.");
 }

@@ -63,7 +63,7 @@ export class Requests {
     }
     $("clear").hidden = !this.view.filtered;
     Object.assign(this, { at: 0, shown: PAGE, older: [], found: undefined });
-    text($("found"), this.searching ? "Looking…" : "");
+    text($("found"), this.searching ? "Searching…" : "");
     this.decisions.close();
   }
 
@@ -103,7 +103,7 @@ export class Requests {
   show(rows, seen) {
     this.rows = rows;
     const one = this.view.filters.id && rows.length === 1;
-    this.decisions.update(rows, this.searching ? "No request is known that fits." : "No requests yet.");
+    this.decisions.update(rows, this.searching ? "No matching requests." : "No requests yet.");
     if (one && this.opened !== rows[0].id) this.decisions.open((this.opened = rows[0].id));
     if (!this.view.filters.id) this.opened = undefined;
     $("newest").hidden = !this.older.length;
@@ -112,13 +112,13 @@ export class Requests {
   }
 
   said(rows, seen) {
-    if (!this.searching) return this.older.length ? `The list stands still: ${rows.length} requests.` : "The last ones, as they end.";
+    if (!this.searching) return this.older.length ? `The list is not updated: ${rows.length} requests.` : "The latest requests.";
     const { kept } = this.found ?? {};
     const since_s = kept?.decisions_since_s ?? this.found?.all?.at(-1)?.at_s;
-    const reach = (since_s ? ` Requests are kept since ${day(since_s)}, ${clock(since_s).slice(0, 5)}.` : "") + (kept?.why ? ` Not all could be looked through: ${kept.why}.` : "");
+    const reach = (since_s ? ` Requests are available since ${day(since_s)}, ${clock(since_s).slice(0, 5)}.` : "") + (kept?.why ? ` The search is incomplete: ${kept.why}.` : "");
     const within = this.view.zoom && !this.view.filters.id ? ` of ${clock(this.view.zoom.from_s)} to ${clock(this.view.zoom.to_s)}` : "";
     const many = this.found?.more ? `The last ${rows.length}` : `All ${rows.length}`;
-    const fitting = rows.length === 1 ? `The only one${within} that fits.` : `${rows.length ? many : "None"}${within} that fit.`;
+    const fitting = rows.length === 1 ? `1 match${within}.` : `${rows.length ? many : "No"} matches${within}.`;
     return fitting + (seen ? reach : "");
   }
 
@@ -127,7 +127,7 @@ export class Requests {
     this.shown += PAGE;
     const last = this.rows.at(-1);
     const found = await this.search({ limit: PAGE, before: this.found?.next_before ?? last?.number }).catch((error) => ({ error }));
-    if (found.error) return text($("found"), `Older requests could not be had: ${found.error.message || found.error.status}.`);
+    if (found.error) return text($("found"), `Older requests could not be loaded: ${found.error.message || found.error.status}.`);
     const ids = new Set(this.rows.map(({ id }) => id));
     this.found = found;
     this.older = [...this.rows, ...found.decisions.filter(({ id }) => !ids.has(id))];

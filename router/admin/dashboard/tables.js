@@ -4,10 +4,10 @@ import { count, millis, percent, replicaName, seconds, share, span, NONE } from 
 import { bar, h, keyed, set, table, text } from "./dom.js";
 
 const GRADES = {
-  exact: "known from its events",
-  "catching-up": "its events are being caught up with",
-  estimated: "guessed from what was sent there",
-  unseen: "guessed from what was sent there; answers do not come by the router",
+  exact: "known from KV events",
+  "catching-up": "KV events are catching up",
+  estimated: "estimated from forwarded requests",
+  unseen: "estimated from forwarded requests; answers do not pass the router",
 };
 
 function gauge(cell, share, words, hot) {
@@ -55,32 +55,32 @@ export function showReplicas(element, replicas, chosen) {
     { name: "Replica", header: true, fill: narrowing(replicaName, ({ id }) => ({ replica: id }), chosen) },
     { name: "State", fill: (cell, row) => tag(cell, ...standing(row), row.why || null) },
     { name: "Models", value: (row) => (row.models ?? []).join(", ") || NONE, minor: true },
-    { name: "Open", title: "requests there now, and how many it may have: that limit moves with what the engine keeps up with", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
+    { name: "Open", title: "open requests and their limit, which adapts to the engine's speed", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
     { name: "Prefill ahead", numeric: true, value: (row) => millis(row.pending_prefill_ms) },
     { name: "Running", numeric: true, minor: true, value: (row) => count(row.running) },
     { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
     { name: "KV in use", fill: (cell, row) => gauge(cell, row.kv_usage, percent(row.kv_usage, 0), 0.95) },
     { name: "Blocks known", fill: (cell, row) => gauge(cell, row.blocks_max ? row.blocks / row.blocks_max : 0, count(row.blocks), 2), minor: true },
-    { name: "Cache known", fill: (cell, row) => tag(cell, row.grade, row.grade === "exact" ? "good" : "fair", GRADES[row.grade]) },
+    { name: "Cache state", fill: (cell, row) => tag(cell, row.grade, row.grade === "exact" ? "good" : "fair", GRADES[row.grade]) },
     { name: "Why", grow: true, minor: true, value: (row) => (standing(row)[1] === "good" ? "" : row.why || "") },
   ];
   const troubled = (row) => standing(row)[1] !== "good";
   const rows = [...replicas.filter(troubled), ...replicas.filter((row) => !troubled(row))];
-  table(element, columns, rows, (row) => row.id, "No replicas are known.");
+  table(element, columns, rows, (row) => row.id, "No replicas.");
 }
 
 // Per model, since the router began.
 export function showModels(element, models, replicas, chosen) {
   const columns = [
     { name: "Model", header: true, fill: narrowing(({ model }) => model, ({ model }) => ({ model }), chosen) },
-    { name: "Replicas", numeric: true, title: "that serve it and are ready", value: (row) => count(replicas.filter((each) => each.ready && each.models?.includes(row.model)).length) },
+    { name: "Replicas", numeric: true, title: "ready replicas with this model", value: (row) => count(replicas.filter((each) => each.ready && each.models?.includes(row.model)).length) },
     { name: "In flight", numeric: true, value: (row) => count(row.in_flight) },
     { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
     { name: "Requests", numeric: true, value: (row) => count(row.requests) },
     { name: "Failed", numeric: true, title: "5xx", value: (row) => (row.failed ? `${count(row.failed)} (${percent(share(row.failed, row.requests))})` : "0") },
-    { name: "Turned away", numeric: true, title: "429", value: (row) => count(row.shed) },
+    { name: "Rejected", numeric: true, title: "429", value: (row) => count(row.shed) },
     { name: "Hit rate", fill: (cell, row) => gauge(cell, share(row.hit_tokens, row.prompt_tokens), percent(share(row.hit_tokens, row.prompt_tokens)), 2) },
-    { name: "Verified", numeric: true, minor: true, title: "share of prompt tokens whose engine told how many it found", value: (row) => percent(share(row.verified_tokens, row.prompt_tokens), 0) },
+    { name: "Verified", numeric: true, minor: true, title: "share of prompt tokens with an engine-reported cached-token count", value: (row) => percent(share(row.verified_tokens, row.prompt_tokens), 0) },
     { name: "Prompt tokens", numeric: true, value: (row) => count(row.prompt_tokens) },
     { name: "Output tokens", numeric: true, value: (row) => count(row.completion_tokens) },
   ];
@@ -101,7 +101,7 @@ export function showGroups(element, groups, chosen) {
     { name: "TTFT p50", numeric: true, value: (row) => seconds(row.ttft_p50_s) },
     { name: "TTFT p90", numeric: true, value: (row) => seconds(row.ttft_p90_s) },
     { name: "Median prompt", numeric: true, minor: true, value: (row) => count(row.prompt_tokens_p50) },
-    { name: "Tool calls", numeric: true, minor: true, title: "in a prompt's history, on average", value: (row) => (row.tool_calls_mean ?? 0).toFixed(1) },
+    { name: "Tool calls", numeric: true, minor: true, title: "mean per prompt", value: (row) => (row.tool_calls_mean ?? 0).toFixed(1) },
   ];
   table(element, columns, groups, (row) => [row.route, row.tenant, row.tools, row.step, row.agent].join("\0"), "No requests yet.");
 }
@@ -132,7 +132,7 @@ function costOf(row) {
 
 export function showAdvice(element, { advice, now_s, no_advice }) {
   if (advice.length === 0) {
-    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, no_advice ?? "Nothing above 0.1 % of prompt tokens was lost to anything that can be changed."), () => {});
+    keyed(element, [{}], () => "\0empty", () => h("li", { class: "empty" }, no_advice ?? "Nothing above 0.1 % of prompt tokens was lost for an avoidable reason."), () => {});
     return;
   }
   const make = () => h("li", {}, h("p", { class: "cost" }, h("strong"), " ", h("span")), h("p", { class: "do" }), h("p", { class: "where" }), h("dl", { class: "difference" }));

@@ -9,7 +9,7 @@ const MUCH = 0.05; // of prompt tokens, to be lost without need
 const FAILING = 0.01; // of requests
 export const WEAK = 0.2; // of prompt tokens verified, below which that says little
 
-const NO_SERIES = "this router keeps no series";
+const NO_SERIES = "this router has no time series";
 
 export function showTiles(element, seen, history, shown, named) {
   const minute = history.lastMinute(seen), last = history.lastPercentiles();
@@ -35,20 +35,20 @@ function hits(seen, shown, named) {
   const { hit, genuine, replay } = ratesOf(shown), { totals } = seen;
   const parts = [{ class: "fill-genuine", share: genuine }, { class: "fill-replay", share: replay }];
   const notes = [`genuine ${percent(genuine)} · replay ${percent(replay)}`, `${percent(share(totals.hit_tokens, totals.prompt_tokens))} since start`, verified(shown)];
-  const title = "Hits of all prompt tokens: by the engine's count where an answer told it, else as predicted.";
+  const title = "Share of prompt tokens that hit the cache: by the engine's count if an answer has it, else as predicted.";
   return { id: "hit", name: `Hit rate, ${named}`, value: percent(hit), parts, notes, weak: (verification(shown).share ?? 0) < WEAK ? 2 : undefined, title };
 }
 
 function verified(sum) {
   const { share: part, high } = verification(sum);
-  if (!part) return "no answer told what its engine found";
+  if (!part) return "no engine reported cached tokens";
   const off = Math.abs(100 * high).toFixed(1);
   return `engines verified ${percent(part, 0)}: ${off === "0.0" ? "as predicted" : `${off} points too ${high > 0 ? "high" : "low"}`}`;
 }
 
 function lost(shown, named) {
   const part = share(avoidable(shown.misses), shown.prompt_tokens), { hit } = ratesOf(shown);
-  return { id: "avoidable", name: `Avoidable misses, ${named}`, bad: part >= MUCH, value: percent(part), notes: ["of prompt tokens", hit === null ? "" : `${percent(hit + part)} is within reach`] };
+  return { id: "avoidable", name: `Avoidable misses, ${named}`, bad: part >= MUCH, value: percent(part), notes: ["of prompt tokens", hit === null ? "" : `${percent(hit + part)} is possible`] };
 }
 
 // 5xx, and streams that began well and broke. Requests that were turned away (429) or left count apart.
@@ -59,8 +59,8 @@ function errors(seen, history, shown, named) {
     return { id: "errors", name: "Errors, since start", bad: part >= FAILING, value: percent(part), notes: models.length ? [`${count(failed)} of ${count(requests)} requests`, ""] : [NO_SERIES, ""] };
   }
   const failed = shown.errors_5xx + shown.broken, part = share(failed, shown.requests);
-  const others = [[shown.errors_4xx, "4xx"], [shown.shed, "turned away"], [shown.left, "left"]].filter(([number]) => number).map(([number, name]) => `${count(number)} ${name}`);
-  return { id: "errors", name: `Errors, ${named}`, bad: part >= FAILING, value: percent(part), notes: [`${count(failed)} of ${count(shown.requests)} requests`, others.join(" · ") || "none turned away"], title: "Answers 5xx, and streams that broke" };
+  const others = [[shown.errors_4xx, "4xx"], [shown.shed, "rejected"], [shown.left, "disconnected"]].filter(([number]) => number).map(([number, name]) => `${count(number)} ${name}`);
+  return { id: "errors", name: `Errors, ${named}`, bad: part >= FAILING, value: percent(part), notes: [`${count(failed)} of ${count(shown.requests)} requests`, others.join(" · ") || "none rejected"], title: "Answers with 5xx, and broken streams" };
 }
 
 // In the router's queue; those that are served and those that wait within engines stand beside it.

@@ -14,7 +14,7 @@ export class Toolbar {
   // `drawn()` is what the charts show now; `exports`: {name: function that saves it}.
   constructor(parent, view, drawn, exports) {
     Object.assign(this, { view, drawn });
-    this.mark = choice(parent, "How far back", NAMES, (range) => view.choose(range));
+    this.mark = choice(parent, "Time range", NAMES, (range) => view.choose(range));
     this.ranges = parent.lastElementChild;
     const moves = h("div", { class: "choice", role: "group", "aria-label": "Move and zoom" });
     for (const [sign, name, move] of [["←", "Earlier", this.shift(-STEP)], ["→", "Later", this.shift(STEP)], ["+", "Zoom in", this.scale(CLOSER)], ["−", "Zoom out", this.scale(1 / CLOSER)]]) {
@@ -62,8 +62,8 @@ export class Toolbar {
     this.live.hidden = !zoom;
     const words = [stretch(from_s, to_s), `steps of ${span(step_s)}`];
     const since_s = kept?.since_s, short = !zoom && since_s && now_s - since_s < RANGES[range] - step_s;
-    if (short && !["10m", "all"].includes(range)) words.push(`nothing older is kept${!kept.path && now_s - since_s > kept.memory_s - ALMOST_S ? " (with admin.history_path it would be)" : ""}`);
-    if (kept?.state === "failing") words.push(`history cannot be kept: ${kept.why}`);
+    if (short && !["10m", "all"].includes(range)) words.push(`older data is not kept${!kept.path && now_s - since_s > kept.memory_s - ALMOST_S ? " (set admin.history_path to keep it)" : ""}`);
+    if (kept?.state === "failing") words.push(`history cannot be written: ${kept.why}`);
     text(this.words, words.join(" · "));
     this.words.classList.toggle("much", kept?.state === "failing");
   }

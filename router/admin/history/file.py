@@ -237,10 +237,10 @@ def _check(path: str) -> None:
     except FileNotFoundError:
         return
     if head and (head[:16] != b"SQLite format 3\0" or int.from_bytes(head[68:72], "big") != APPLICATION_ID):
-        raise ForeignDatabase("what is there is no history of warmroute's")
+        raise ForeignDatabase("the file is not a history of warmroute")
     layout = int.from_bytes(head[60:64], "big")
     if layout not in (0, LAYOUT):
-        raise ForeignDatabase(f"what is there has layout {layout}, and this version of warmroute keeps layout {LAYOUT}")
+        raise ForeignDatabase(f"the file has layout {layout}, this version of warmroute uses layout {LAYOUT}")
 
 
 def quarantine(path: str) -> str:
@@ -268,7 +268,7 @@ _WORDS = {
     "SQLITE_BUSY": "another process has it open",
     "SQLITE_LOCKED": "another process has it open",
     "SQLITE_READONLY": "it cannot be written to",
-    "SQLITE_CANTOPEN": "it cannot be opened or made",
+    "SQLITE_CANTOPEN": "it cannot be opened or created",
     "SQLITE_CORRUPT": "it is damaged",
     "SQLITE_NOTADB": "it is damaged",
     "SQLITE_IOERR": "the disk cannot be written to or read",

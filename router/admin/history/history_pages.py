@@ -86,10 +86,12 @@ class HistoryPages:
         if wished_s is None:
             return fits[0]
         if wished_s % (COARSE_S if wished_s > COARSE_S else STEP_S):
-            raise BadParameter(f"'step_s' is a multiple of {STEP_S}, and above {COARSE_S} a multiple of {COARSE_S}.")
+            raise BadParameter(
+                f"'step_s' must be a multiple of {STEP_S}, and above {COARSE_S} a multiple of {COARSE_S}."
+            )
         if wished_s < least_s or (to_s - from_s) / wished_s > POINTS_MAX:
-            why = f"more than {POINTS_MAX} points" if wished_s >= least_s else "steps that are not kept so far back"
-            raise BadParameter(f"Steps of {wished_s} s make {why} of this span; steps of {fits[0]} s do not.")
+            why = f"give more than {POINTS_MAX} points" if wished_s >= least_s else "are no longer kept"
+            raise BadParameter(f"Steps of {wished_s} s {why} for this span; use steps of {fits[0]} s.")
         return wished_s
 
     async def own_request(self, path: str, owner: RequestPrincipal) -> HttpPage:
@@ -101,6 +103,6 @@ class HistoryPages:
             found = await self._history.find(wanted, limit=1)
             if found.rows:
                 return json_page(client_row(msgspec.json.decode(found.rows[0]), owner))
-        message = "There is no such request of yours here, or it was too long ago."
+        message = "The request is unknown, belongs to another tenant, or is too old."
         error = {"message": message, "type": "not_found_error", "param": None, "code": NOT_FOUND}
         return json_page({"error": error}, status=404)

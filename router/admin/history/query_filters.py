@@ -83,7 +83,7 @@ def filter_of(query: Mapping[str, str]) -> DecisionFilter:
     """Return the conditions of a query's parameters; an empty value is no condition. Raises BadParameter."""
     reason = query.get("reason") or None
     if reason is not None and reason not in REASONS:
-        raise BadParameter(f"'reason' is one of {', '.join(REASONS)}, not '{reason[:64]}'.")
+        raise BadParameter(f"'reason' must be one of {', '.join(REASONS)}, not '{reason[:64]}'.")
     return DecisionFilter(
         ids=ids_of(query.get("id", "")),
         sessions=_sessions(query.get("session", ""), query.get("tenant", "")),
@@ -125,4 +125,4 @@ def _statuses(text: str) -> range | None:
             return range(int(text[0]) * 100, int(text[0]) * 100 + 100)
         if text.isascii() and text.isdigit():
             return range(int(text), int(text) + 1)
-    raise BadParameter(f"'status' is a status such as 503 or a class such as 5xx, not '{text[:64]}'.")
+    raise BadParameter(f"'status' must be a status such as 503 or a class such as 5xx, not '{text[:64]}'.")

@@ -112,7 +112,7 @@ class HistoryWriter:
         if self.status.failing:
             raise HistoryUnavailable(self.status.why)
         if self._closing or len(self._searches) >= SEARCHES_MAX:
-            raise HistoryUnavailable("too many searches wait already")
+            raise HistoryUnavailable("too many searches are waiting")
         future: Future[_Found] = Future()
         self._searches.append((work, future))
         self._wake.set()
@@ -142,7 +142,7 @@ class HistoryWriter:
                 self._dropped += len(self._batch)  # one of these, or an interval, may be the cause of the failure
                 self._batch = []
                 self._intervals.clear()
-                self._suspend_writes("it failed; the log has the reason")
+                self._suspend_writes("the history failed; see the log")
         self._turn_away()
         if self._file is not None:
             self._file.close()
@@ -191,7 +191,7 @@ class HistoryWriter:
     def _wrote(self, file: HistoryFile) -> None:
         if self.status.failing:
             fields = {"path": self._path, "dropped": self._dropped}
-            log.warning("the history is kept again", extra={"event": "history_recovered", "fields": fields})
+            log.warning("the history is written again", extra={"event": "history_recovered", "fields": fields})
         self._retry_s = self._retry_first_s
         decisions_s, intervals_s = file.oldest_s()
         size = file.bytes()
@@ -205,7 +205,7 @@ class HistoryWriter:
         if not self.status.failing:
             fields = {"path": self._path, "why": why}
             log.error(
-                "the history is not kept: decisions are only in memory until it is",
+                "the history cannot be written: decisions are kept in memory only",
                 extra={"event": "history_failing", "fields": fields},
             )
         self._retry_at_s = time.monotonic() + self._retry_s
@@ -222,7 +222,7 @@ class HistoryWriter:
             return
         self._retry_at_s = 0.0
         extra = {"event": "history_damaged", "fields": {"moved_to": moved}}
-        log.warning("the history was damaged, and begins anew", extra=extra)
+        log.warning("the history file was damaged: a new one is started", extra=extra)
         self._wake.set()
 
     def _answer(self, file: HistoryFile) -> None:
@@ -247,4 +247,4 @@ class HistoryWriter:
         while self._searches:
             _, future = self._searches.popleft()
             if future.set_running_or_notify_cancel():
-                future.set_exception(HistoryUnavailable(self.status.why or "it is not open yet"))
+                future.set_exception(HistoryUnavailable(self.status.why or "the history is not open yet"))

@@ -171,17 +171,17 @@ def _path(levels: Sequence[_FieldLevel], body: bytes) -> str:
     fields = levels[-1]
     if has_value(fields.messages):
         if "token" in named.rpartition("/")[2]:  # count_tokens, tokenize
-            raise NotRequest("it only counts tokens")
+            raise NotRequest("it is a request to count tokens")
         return MESSAGES if _is_of_messages(fields, body) else CHAT
     if named:
-        raise NotRequest("its path is of no API that has prompts")
+        raise NotRequest("its path belongs to no API with prompts")
     if has_value(fields.prompt):
         return COMPLETIONS
     if has_value(fields.input):
         return EMBEDDINGS if _is_embedding(fields) else RESPONSES
     if has_value(fields.sampling_params) and (has_value(fields.text) or has_value(fields.input_ids)):
         return GENERATE
-    raise NotRequest("it has no messages, prompt or input")
+    raise NotRequest("it has no field messages, prompt or input")
 
 
 def _match_api_path(url: str) -> str:

@@ -51,7 +51,7 @@ class SkippedLines:
         """Return the lines to print for people."""
         more = self.lines - len(self.named)
         named = [f"  {each}" for each in self.named] + ([f"  and {more:,} more"] if more else [])
-        return [*self.notes, *([f"Lines that could not be used: {self.lines:,}", *named] if self.lines else [])]
+        return [*self.notes, *([f"Skipped lines: {self.lines:,}", *named] if self.lines else [])]
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -67,9 +67,9 @@ def run(options: argparse.Namespace, command: str) -> int:
     except LogOpenError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        unread.notes.append("Interrupted: this is of what was read by then.")
+        unread.notes.append("Interrupted: the report covers the lines read so far.")
     if not audit.requests and not audit.served.requests:
-        return _complain("\n".join(["no request could be read", *unread.render_lines()]))
+        return _complain("\n".join(["no requests found", *unread.render_lines()]))
     findings = findings_of(audit, prefill_tokens_per_s=options.prefill_tokens_per_s)
     findings.figures["unread_lines"] = unread.lines
     if options.json is not None:
@@ -102,11 +102,13 @@ def _read(names: Sequence[str], audit: Audit, unread: SkippedLines, requests_max
                     if _take(shown, number, line, audit, unread):
                         lines = size = 0
                     if lines >= USELESS_LINES_MAX or size >= USELESS_BYTES_MAX:
-                        unread.notes.append(f"{shown} was read to line {number:,} only: no request in {lines:,} lines.")
+                        unread.notes.append(
+                            f"{shown} was read up to line {number:,} only: no request in {lines:,} lines."
+                        )
                         break
                     progress.tell(audit)
             except DAMAGED as error:
-                unread.notes.append(f"{shown} could be read to line {number:,} only: {error}")
+                unread.notes.append(f"{shown} could only be read up to line {number:,}: {error}")
 
 
 def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: SkippedLines) -> bool:

@@ -72,7 +72,7 @@ class Served:
             served = _decode(line)
             places = None if served.places is None else _fates(served.places)
         except (msgspec.DecodeError, ValueError) as error:
-            raise NotRequest("its places are those of another release") from error
+            raise NotRequest("its token places have the format of another release") from error
         self.requests += 1
         if places is None:
             self.untold += 1

@@ -40,7 +40,7 @@ def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool)
         tables.append(_groups(findings))
     head = _headline(findings.figures)
     if findings.figures["requests"] and not findings.advice:
-        head.append(f"{NOTHING} was found to mend.")
+        head.append(f"{NOTHING} can be saved by changes of prompts.")
     foot = [*_remarks(findings.figures), *map(_clean, unread)]
     if importlib.util.find_spec("rich") is not None and sys.stdout.isatty():
         _print_rich(head, [table for table in tables if table.rows], foot)
@@ -58,25 +58,25 @@ def _headline(figures: dict[str, Any]) -> list[str]:
     )
     served = [f"{figures['served_requests']:,} requests in a router's own log."] if figures["served_requests"] else []
     if not figures["requests"]:
-        return [*served, "It has no prompts: for advice, give a log that has them."]
+        return [*served, "The log has no prompts. Advice needs a log with prompts."]
     lines = [
         *served,
         (
             f"{figures['requests']:,} requests, {figures['prompt_tokens']:,} prompt tokens"
             f" ({_describe_counting(figures)})."
         ),
-        "Best hit rate that any placement could reach, with one cache big enough for all:",
-        f"  {now} as the prompts are ({genuine} genuine, {replay} replays)",
-        f"  {mended} with every difference below mended",
+        "Best possible hit rate, with one cache that is large enough for all prompts:",
+        f"  {now} with the prompts as logged ({genuine} genuine, {replay} replays)",
+        f"  {mended} without the differences below",
     ]
     if figures["logged_hit_rate"] is not None:
         part = figures["logged_prompt_tokens"] / max(1, figures["prompt_tokens"])
         of = "" if part > 0.99 else f" (logged for {part:.0%} of all tokens)"
-        lines.append(f"Reached, by the log's own usage: {_percent(figures['logged_hit_rate'])}{of}.")
+        lines.append(f"Actual hit rate, by the usage in the log: {_percent(figures['logged_hit_rate'])}{of}.")
     if figures["replays"]:
         lines.append(
-            f"{figures['replays']:,} requests are replays: an identical prompt came before. "
-            f"{_percent(figures['diversity'])} are not."
+            f"{figures['replays']:,} requests are replays of an earlier identical prompt. "
+            f"{_percent(figures['diversity'])} of the prompts are not replays."
         )
     return lines
 
@@ -100,18 +100,18 @@ def _remarks(figures: dict[str, Any]) -> list[str]:
     lines = []
     if figures["requests"]:
         rate = figures["prefill_tokens_per_s"]
-        lines.append(f"GPU seconds are at {rate:,.0f} prefill tokens a second, which is assumed.")
+        lines.append(f"GPU seconds assume {rate:,.0f} prefill tokens per second (--prefill-tokens-per-s).")
     if held := figures["served_held"]:
         total = sum(held.values())
         why = ", ".join(f"{cause} {tokens / total:.0%}" for cause, tokens in held.items())
-        lines.append(f"Of what was held elsewhere, why not there: {why}.")
+        lines.append(f"Reasons why requests were not placed on a replica with more cached tokens: {why}.")
     if figures["served_untold"]:
         untold = figures["served_untold"]
-        lines.append(f"{untold:,} requests of the router's log have no places: they were not computed.")
+        lines.append(f"{untold:,} requests of the router's log have no token places: no engine computed them.")
     if figures["forgot"]:
         lines.append(
-            "The memory of texts was too small for the whole log, so hits and differences may be missing: give it more "
-            "with --memory-mb."
+            "The memory for prompt texts was too small for the log, so hits and differences may be missing. "
+            "Increase --memory-mb."
         )
     return lines
 
@@ -138,7 +138,7 @@ def _places(findings: Findings) -> Table:
             left = row[f"{prefix}left_share"]
             cells.append(_percent(left) if left is not None else "")
         rows.append(cells)
-    return Table("Where prompt tokens end, from asked to hit", heads, rows, ("place",))
+    return Table("Final places of prompt tokens, from requested to hit", heads, rows, ("place",))
 
 
 def _advice(findings: Findings, *, excerpts: bool) -> Table:
@@ -153,8 +153,8 @@ def _advice(findings: Findings, *, excerpts: bool) -> Table:
         share = _percent(row["lost_share"]) if row["lost_tokens"] else ""
         figures = (f"{row['requests']:,}", f"{row['lost_tokens']:,}", share, f"{row['gpu_s']:,.0f}")
         rows.append((str(row["rank"]), *figures, said))
-    heads = ("", "requests", "lost tokens", "share", "GPU s", "what to do")
-    return Table("Advice, most costly first", heads, rows, ("what to do",))
+    heads = ("", "requests", "lost tokens", "share", "GPU s", "action")
+    return Table("Advice, largest loss first", heads, rows, ("action",))
 
 
 def _templates(findings: Findings, *, excerpts: bool) -> Table:
@@ -165,8 +165,8 @@ def _templates(findings: Findings, *, excerpts: bool) -> Table:
         cells = [row["id"], *(f"{count:,}" for count in counts), _percent(row["hit_rate"])]
         rows.append([*cells, row["label"]] if excerpts else cells)
     if excerpts:
-        heads.append("begins")
-    return Table("Templates, most served first", heads, rows, ("template", "begins"))
+        heads.append("beginning")
+    return Table("Templates, most served tokens first", heads, rows, ("template", "beginning"))
 
 
 def _groups(findings: Findings) -> Table:

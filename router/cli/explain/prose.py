@@ -17,62 +17,67 @@ from router.former_names import SPILL_CAUSES
 Row = Mapping[str, Any]
 
 _REASONS = {
-    PlacementReason.WARM: "it holds the longest part of the prompt that any candidate holds",
+    PlacementReason.WARM: "it has the longest cached prefix of all candidates",
     PlacementReason.SPILL: (
-        "another replica holds more of it, but waiting there would have cost more than computing here"
+        "another replica has a longer cached prefix, but waiting for it would have cost more than computing here"
     ),
-    PlacementReason.COLD: "no candidate holds any of the prompt, and this one was the cheapest",
-    PlacementReason.TIE: "prices were too close to tell apart, and the hash ring decided",
-    PlacementReason.ONLY: "it was the only candidate: others are not ready, or do not serve the model",
-    PlacementReason.POLICY: "the policy does not look at caches",
-    PlacementReason.RETRY: "another replica had failed before",
-    PlacementReason.PULL: "another replica holds more of it, and its memory sends that here",
+    PlacementReason.COLD: "no candidate has any part of the prompt cached, and this one was the cheapest",
+    PlacementReason.TIE: "prices were nearly equal, and the hash ring decided",
+    PlacementReason.ONLY: "it was the only candidate: no other replica is ready and serves the model",
+    PlacementReason.POLICY: "the policy ignores caches",
+    PlacementReason.RETRY: "an earlier attempt on another replica failed",
+    PlacementReason.PULL: "another replica has a longer cached prefix and transfers those blocks here",
     PlacementReason.SPLIT: (
-        "another replica prefills it and sends the blocks here, which cost less than doing both here"
+        "another replica prefills the prompt and transfers the blocks here, which cost less than both stages here"
     ),
 }
 _CAUSES: Mapping[str, str] = {
-    SpillCause.QUEUE: "prefill work waited there",
-    SpillCause.KV_SPACE: "its KV memory had no room yet",
-    SpillCause.EVICTION: "it would have dropped what others need",
+    SpillCause.QUEUE: "prefill work was queued there",
+    SpillCause.KV_SPACE: "its KV memory was full at the time",
+    SpillCause.EVICTION: "it would have evicted blocks that other requests need",
     SpillCause.SPEED: "it computes more slowly",
-    SpillCause.DECODE_LOAD: "too many answers were being decoded there",
-    SpillCause.TIE: "prices were too close to tell apart",
-    SpillCause.POLICY: "the policy does not look at caches, or weighs something else",
-    SpillCause.FULL: "it had as many requests as it may have",
-    SpillCause.RETRY: "it had been tried, and failed",
-    SpillCause.UNHEALTHY: "it was not ready, resting, or behind an open breaker",
-    SpillCause.ROLE: "it only prefills for others, and one replica was to do it all",
+    SpillCause.DECODE_LOAD: "too many answers were decoded there at the time",
+    SpillCause.TIE: "prices were nearly equal",
+    SpillCause.POLICY: "the policy ignores caches, or weighs other factors",
+    SpillCause.FULL: "its concurrency limit was reached",
+    SpillCause.RETRY: "an earlier attempt on it failed",
+    SpillCause.UNHEALTHY: "it was not ready, in cooldown, or its circuit breaker was open",
+    SpillCause.ROLE: "it only prefills, and the request was placed on one replica",
 }
 _MISSES = {
-    MissReason.DIVERGED: "an earlier prompt had these tokens too, behind something that differs now",
-    MissReason.EVICTED: "a replica held them, and dropped them",
-    MissReason.SPILLED: "another replica holds them, and computing them here was cheaper",
-    MissReason.REPLICA_LOST: "the replica that held them is gone, or was restarted",
-    MissReason.IDENTITY: "they are held for another model, adapter, salt or tenant",
+    MissReason.DIVERGED: "an earlier prompt had the same tokens after a part that differs now",
+    MissReason.EVICTED: "a replica had cached them and evicted them",
+    MissReason.SPILLED: "another replica has them cached, but computing them here was cheaper",
+    MissReason.REPLICA_LOST: "the replica with these tokens was removed or restarted",
+    MissReason.IDENTITY: "they are cached for another model, adapter, salt or tenant",
     MissReason.MISPREDICTED: "the router predicted a hit, and the engine reported a miss",
-    MissReason.UNSUPPORTED: "the router cannot read this prompt",
-    MissReason.COLD: "no earlier prompt begins like this one",
-    MissReason.NEW: "they stand behind what was seen before: unavoidable",
+    MissReason.UNSUPPORTED: "the router cannot parse this prompt",
+    MissReason.COLD: "no earlier prompt has the same beginning",
+    MissReason.NEW: "they follow the known part of the prompt: unavoidable",
     MissReason.TAIL: "a partial block and the last token, which engines always compute",
 }
 _HELP = {
-    MissReason.EVICTED: "More KV memory would have kept {n} tokens: more replicas, KV offloading, or shorter prompts.",
+    MissReason.EVICTED: "More KV memory would have kept {n} tokens: add replicas or KV offloading, or shorten prompts.",
     MissReason.SPILLED: (
-        "Nothing had to: computing {n} tokens again was quicker than to wait. More replicas need less of it."
+        "No change is necessary: computing {n} tokens again was faster than waiting. "
+        "More replicas reduce such recomputation."
     ),
     MissReason.REPLICA_LOST: (
-        "Restart replicas one at a time, and warm new ones (prewarm.templates): {n} tokens were lost."
+        "{n} tokens were lost: restart replicas one at a time, and prewarm new ones (prewarm.templates)."
     ),
-    MissReason.IDENTITY: "One model, adapter, salt and tenant for what may be shared: {n} tokens are held for another.",
-    MissReason.MISPREDICTED: "KV events of the replicas, which say what they hold: {n} tokens were thought to be held.",
+    MissReason.IDENTITY: (
+        "{n} tokens are cached for another model, adapter, salt or tenant: use the same one if prompts may be shared."
+    ),
+    MissReason.MISPREDICTED: (
+        "{n} tokens were predicted as cached and were not: turn on KV events of the replicas (events.enabled)."
+    ),
 }
-_ENDINGS = {"ok": "a whole answer", "client_left": "the client left", "failed": "the answer broke off"}
+_ENDINGS = {"ok": "complete answer", "client_left": "client disconnected", "failed": "incomplete answer"}
 _DEAREST = 3  # about 3 milliseconds: a smaller cost is not named as a cause of delay
 _COLUMNS = (
     ("cached", "cached_tokens"), ("to compute", "uncached_tokens"), ("open", "in_flight"), ("queue", "pending_ms"),
     ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"),
-    ("decode", "decode_ms"), ("takes room", "room_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"),
+    ("decode", "decode_ms"), ("occupies", "room_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"),
     ("stalls", "stalled_ms"), ("price", "price_ms"),
 )  # fmt: skip
 
@@ -88,10 +93,10 @@ def _head(row: Row) -> Iterator[str]:
     yield f"Request {row['id']}"
     whose = f", tenant {row['tenant']}" if row["tenant"] else ""
     model = f"model {row['model']}" if row["model"] else "no model"
-    yield f"  came      {at} UTC, {row['route']}, {model}{whose}"
+    yield f"  received  {at} UTC, {row['route']}, {model}{whose}"
     if row.get("conversation"):
         step = f", step {row['step']}" if row.get("step") else ""
-        yield f"  is        turn {row['turn'] + 1} of conversation {row['conversation']}{step}"
+        yield f"  position  turn {row['turn'] + 1} of conversation {row['conversation']}{step}"
     if row.get("agent_id"):
         yield f"  agent     {_agent(row)}"
     usage = row["usage"]
@@ -109,32 +114,32 @@ def _head(row: Row) -> Iterator[str]:
 def _agent(row: Row) -> str:
     """Return the client's statements about its agent. Names are hashed, as on the admin pages."""
     parent = f", started by {row['agent_parent']}" if row.get("agent_parent") else ""
-    final = "; the client says that it is over" if row.get("agent_final") else ""
-    return f"{row.get('agent') or 'of no client that is known'}, its conversation {row['agent_id']}{parent}{final}"
+    final = "; marked as final by the client" if row.get("agent_final") else ""
+    return f"{row.get('agent') or 'unknown client'}, conversation {row['agent_id']}{parent}{final}"
 
 
 def _placement(row: Row) -> Iterator[str]:
     yield ""
     if not row["replica"]:
-        yield "Went nowhere: it was answered before a replica was chosen."
+        yield "Not placed: the request was answered before a replica was chosen."
         return
     why = _REASONS.get(row["reason"], "")
-    yield f"Went to {row['replica']}: {row['reason']}{' - ' + why if why else ''}."
+    yield f"Placed on {row['replica']}: {row['reason']}{' - ' + why if why else ''}."
     for each in row["retries"]:
-        yield f"Tried before: {each['replica']}, which failed ({each['kind']})."
+        yield f"Failed attempt: {each['replica']} ({each['kind']})."
     if row.get("spill"):
         spill = str(row["spill"])
         spill = SPILL_CAUSES.get(spill, spill)
         cause = _CAUSES.get(spill, spill)
-        more = f"holds {_count(row['spilled_tokens'])} tokens more"
-        who = f"{row['held_by']}, which {more}," if row.get("held_by") else f"A replica that {more}"
-        yield f"{who} was passed over: {cause}."
+        more = f"{_count(row['spilled_tokens'])} more cached tokens"
+        who = f"{row['held_by']}, with {more}," if row.get("held_by") else f"A replica with {more}"
+        yield f"{who} was not chosen: {cause}."
     if row["candidates"]:
         yield ""
-        yield f"Candidates, {len(row['candidates'])} of {row['weighed']} that were weighed; times and prices in ms:"
+        yield f"Candidates, {len(row['candidates'])} of {row['weighed']} with a price; times and prices in ms:"
         yield from _candidates(row["candidates"], row["replica"])
     else:
-        yield "What the other candidates would have cost is not known: the worker placed it without the hub."
+        yield "Prices of other candidates are unknown: the worker placed the request without the hub."
 
 
 def _candidates(candidates: Sequence[Row], chosen: str) -> Iterator[str]:
@@ -163,28 +168,29 @@ def _cache(row: Row) -> Iterator[str]:
         f"(grade {row['grade']})."
     )
     if row.get("predicted_tier_tokens"):
-        yield f"Of these {_count(row['predicted_tier_tokens'])} are not on the GPU: they are loaded from behind it."
+        loaded = _count(row["predicted_tier_tokens"])
+        yield f"Of these {loaded} are not on the GPU: they are loaded from memory or files outside of it."
     if row.get("predicted_pull_tokens"):
         pulled, took = _count(row["predicted_pull_tokens"]), _count(row["predicted_pull_ms"])
         yield f"Of these {pulled} are pulled from {row['pull_source']}, in {took} ms."
     if row.get("prefill_replica"):
         computed, sent = _count(row["predicted_prefill_ms"]), _count(row["predicted_transfer_ms"])
-        yield f"{row['prefill_replica']} prefills it, in {computed} ms, and sends its blocks, in {sent} ms more."
+        yield f"{row['prefill_replica']} prefills the prompt in {computed} ms and transfers its blocks in {sent} ms."
     usage = row["usage"]
     if usage and usage["cached_tokens"] is not None:
-        yield f"The engine counted {_count(usage['cached_tokens'])} of {_count(usage['prompt_tokens'])}."
+        yield f"Cached by the engine's count: {_count(usage['cached_tokens'])} of {_count(usage['prompt_tokens'])}."
     elif usage:
-        yield "The engine does not say how many it found: what follows is as predicted."
+        yield "The engine reports no cached tokens: the following figures are predicted."
     if not row["miss"]:
-        yield "No token missed." if row["hit_tokens"] else "Why tokens missed is not known of this request."
+        yield "No cache misses." if row["hit_tokens"] else "The reasons of cache misses are unknown for this request."
         return
-    kind = ", all a replay of the very same prompt" if row["hit"] == "replay" else ""
+    kind = ", all from an identical earlier prompt" if row["hit"] == "replay" else ""
     yield f"Hits: {_count(row['hit_tokens'] or 0)} tokens{kind}. Misses:"
     width = max(len(_count(tokens)) for tokens in row["miss"].values())
     for miss, tokens in row["miss"].items():
         yield f"  {_count(tokens).rjust(width)}  {miss.replace('_', ' '):<12}  {_MISSES.get(miss, '')}".rstrip()
     if others := (row.get("places") or {}).get(TokenFate.EVICTED_BY_OTHERS):
-        yield f"Of the evicted tokens {_count(others)} were dropped by other replicas than this one."
+        yield f"Of the evicted tokens {_count(others)} were evicted by other replicas."
     if row["difference"]:
         yield from _difference(row["difference"])
 
@@ -194,40 +200,40 @@ def _difference(found: Row) -> Iterator[str]:
     kind = str(found["change"]).replace("_", " ")
     yield f"First difference from an earlier prompt: {kind} at {place}, byte {_count(found['at_bytes'])}."
     if found["lost_bytes"]:
-        yield f"  {_count(found['lost_bytes'])} bytes behind it are the same, and had to be computed again."
+        yield f"  {_count(found['lost_bytes'])} bytes after it are the same, and were computed again."
     if found.get("before") or found.get("after"):
-        yield f"  It was {found['before']!r} and is {found['after']!r}."
+        yield f"  Before: {found['before']!r}. Now: {found['after']!r}."
     elif found.get("shape"):
-        yield f"  Its shape: {found['shape']!r} (letters as a, digits as 0)."
+        yield f"  Shape: {found['shape']!r} (letters as a, digits as 0)."
 
 
 def _times(row: Row) -> Iterator[str]:
     yield ""
     yield "Times:"
     times = (
-        ("waited in the router for a place", row["queued_s"] or None),
-        ("in the router before it was sent on", row.get("overhead_s")),
-        ("from then to the first token", row["ttft_s"]),
-        ("between two tokens, on average", row.get("inter_token_s")),
-        ("altogether", row["duration_s"]),
+        ("in the router's queue", row["queued_s"] or None),
+        ("in the router before forwarding", row.get("overhead_s")),
+        ("from forwarding to the first token", row["ttft_s"]),
+        ("between two tokens, mean", row.get("inter_token_s")),
+        ("total", row["duration_s"]),
     )
     for name, value in times:
         if value is not None:
             yield f"  {span(value):>9}  {name}"
     if row.get("predicted_ttft_s") and row["ttft_s"] is not None:
         most = span(row["predicted_ttft_p90_s"])
-        yield f"  {span(row['predicted_ttft_s']):>9}  of that were predicted, and {most} for the slowest in ten"
+        yield f"  {span(row['predicted_ttft_s']):>9}  predicted time to first token; 90 % of streams: {most}"
     if row.get("wanted_ttft_s"):
-        kept = {True: "in time", False: "too late", None: "not told of a stream's first token"}[row.get("in_time")]
-        yield f"  {span(row['wanted_ttft_s']):>9}  was the deadline of the first token, from its arrival: {kept}"
+        kept = {True: "in time", False: "too late", None: "no first token of a stream was observed"}[row.get("in_time")]
+        yield f"  {span(row['wanted_ttft_s']):>9}  deadline of the first token, from arrival: {kept}"
 
 
 def _render_remedies(row: Row) -> Iterator[str]:
     """Yield changes that would have made this request faster, or would have kept it from failing."""
     advice = list(_advice(row))
     yield ""
-    yield "What would have helped:"
-    for text in advice or ["Nothing: no token missed that could have been kept, and it did not wait."]:
+    yield "Possible improvements:"
+    for text in advice or ["None: no avoidable cache miss and no queueing."]:
         yield f"  - {text}"
 
 
@@ -239,15 +245,16 @@ def _advice(row: Row) -> Iterator[str]:
         if misses.get(miss):
             yield text.format(n=_count(misses[miss]))
     if row["queued_s"] * 1e3 >= _DEAREST:
-        yield f"Room at a replica: it waited {span(row['queued_s'])} in the router. More replicas, or fewer at once."
+        queued = span(row["queued_s"])
+        yield f"The request waited {queued} in the router's queue: add replicas, or send fewer requests at a time."
     chosen = next((each for each in row["candidates"] if each["id"] == row["replica"]), None)
     before_ms = chosen["pending_ms"] + chosen["kv_wait_ms"] if chosen is not None else 0.0
     if chosen is not None and before_ms > max(chosen["uncached_ms"], _DEAREST):
-        yield f"An idler fleet: it came behind some {_count(before_ms)} ms of other work at the replica."
+        yield f"About {_count(before_ms)} ms of other work was before it at the replica: add replicas."
     if row["retries"]:
-        yield "Healthy replicas: an attempt failed before. /admin/replicas says how they are."
+        yield "An earlier attempt failed: /admin/replicas shows the state of the replicas."
     if row["status"] >= 500 or row["ending"] == "failed":
-        yield "An engine that answers: its own log has the reason, under this request id."
+        yield "The engine failed: look for this request id in its log."
 
 
 def _advise_on_difference(found: Row) -> str:

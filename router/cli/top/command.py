@@ -135,21 +135,24 @@ async def fetch_page(session: aiohttp.ClientSession, url: str) -> Any:  # noqa: 
         async with session.get(f"{url.rstrip('/')}/admin/observatory", allow_redirects=False) as response:
             body = await http_client.read_body(response, PAGE_BYTES_MAX)
     except aiohttp.InvalidURL as error:
-        raise PageUnavailable(f"{printable(url)} is no URL: http://127.0.0.1:8001 is one") from error
+        raise PageUnavailable(f"{printable(url)} is not a URL such as http://127.0.0.1:8001") from error
     except (aiohttp.ClientError, OSError, ssl.SSLError) as error:  # TimeoutError is an OSError
         raise PageUnavailable(
-            f"cannot reach {url}: {http_client.describe_error(error)}; is it the admin listener's address?"
+            f"cannot reach {url}: {http_client.describe_error(error)}; "
+            "check that this is the address of the admin listener"
         ) from error
     if response.status == 401:
-        raise PageUnavailable(f"{url} wants the admin token: give --token-file, with the right one in it")
+        raise PageUnavailable(f"{url} requires the admin token: set --token-file to a file with the valid token")
     if response.status == 404:
-        raise PageUnavailable(f"{url} has no observatory: it is no admin listener, or insights.enabled is off")
+        raise PageUnavailable(f"{url} has no observatory: it is not an admin listener, or insights.enabled is false")
     if response.status != 200:
         raise PageUnavailable(f"{url} answered {response.status}")
     try:
         page = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise PageUnavailable(f"{url} answered what is no JSON: is it the admin listener's address?") from error
+        raise PageUnavailable(
+            f"{url} did not answer with JSON: check that this is the address of the admin listener"
+        ) from error
     if not isinstance(page, dict) or "totals" not in page:
-        raise PageUnavailable(f"{url} answered something else than an observatory's page")
+        raise PageUnavailable(f"{url} answered without the page of the observatory")
     return page

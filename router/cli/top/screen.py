@@ -157,7 +157,7 @@ def _render_verified(recent: dict[str, int], totals: dict[str, Any]) -> Line:
         )
         told = Cell(f"verified {_percent(verified, prompt)}: actual {actual}, predicted {predicted}", few)
     else:
-        told = Cell("verified: no engine told how much was cached" if prompt else "verified -", "bright_black")
+        told = Cell("verified: no engine reported cached tokens" if prompt else "verified -", "bright_black")
     counted = totals.get("counted_tokens", 0)
     engines = f"   engines count {_percent(totals['counted_hit_tokens'], counted)}" if counted else ""
     return Line((told, Cell(engines)))
@@ -204,7 +204,7 @@ def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
         words = Cell(printable(row["text"]) + (f" ({label})" if label else ""))
         lost, gpu = Cell(printable(row["cost"] or NONE)), Cell(_format_fixed(row["gpu_s_per_h"], 1))
         rows.append((Cell(str(row["rank"])), lost, gpu, words))
-    return Grid((*_columns(">#", ">cost", ">GPU-s/h"), Column("What to do", folds=True)), rows)
+    return Grid((*_columns(">#", ">cost", ">GPU-s/h"), Column("Advice", folds=True)), rows)
 
 
 def _replicas(page: dict[str, Any]) -> Grid:

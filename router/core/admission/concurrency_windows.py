@@ -301,7 +301,7 @@ class ConcurrencyLimiter:
         rate = self._turns_per_s()
         wait_s = self.queue.ahead(tenant, priority) / rate if rate else RETRY_AFTER_MIN_S
         after_s = min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
-        return Shed("overloaded", "All replicas are busy, and too many requests wait already.", after_s)
+        return Shed("overloaded", "All replicas are busy, and the queue is full.", after_s)
 
     def turn(self, now_s: float) -> Ticket | None:
         """Remove and return the request to be placed now, or None if none can be placed. It must be called again after

@@ -92,7 +92,7 @@ class TenantRateLimits:
             if tokens_wait_s > wait_s:
                 wait_s, what = tokens_wait_s, "tokens"
         if wait_s > 1e-9:  # a smaller wait is a rounding error
-            raise Shed("rate_limited", f"The rate of {what} a minute is used up.", wait_s)
+            raise Shed("rate_limited", f"The limit of {what} per minute is reached.", wait_s)
         self._note(tenant, 0.0 if counted else 1.0, tokens)
         if requests_per_min:
             asked.level -= 1.0

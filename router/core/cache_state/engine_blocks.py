@@ -235,7 +235,7 @@ class EngineBlocks:
             # an older release counted copies in files; no event reports their removal
             untold = tier_of(place[0]) in UNREPORTED
             if place in known or untold or (place[0] != GPU and (GPU, place[1]) not in known):
-                raise UnreadableState(f"a place of copies that cannot be: {place}")
+                raise UnreadableState(f"invalid storage tier of blocks: {place}")
             known.add(place)
         self.clear()
         for medium, group in shape.places:
@@ -252,7 +252,7 @@ class EngineBlocks:
         if isinstance(page, CopyPage):
             for given, counts in page.unpack():
                 if not 0 < counts < 1 << len(self._places) * _COUNT_BITS:
-                    raise UnreadableState("copies in a place that is not known")
+                    raise UnreadableState("unknown storage tier of blocks")
                 if self._held.get(given) is not None and given not in self._copies:
                     self._gpu_copies += self._on_gpu(counts) - self._on_gpu(self._usual)
                     self._recount(given, self._usual, counts)

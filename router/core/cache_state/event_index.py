@@ -207,7 +207,9 @@ class EventIndex:
         """Forget the replica's reports and start from another process's state; `import_page` adds its blocks. No block
         is credited before the stream sets its grade. Raises UnreadableState."""
         if self._gpu_only and any(medium != GPU for medium, _ in shape.places):
-            raise UnreadableState("it counts what is behind the GPU, which does not count here (tiers.enabled)")
+            raise UnreadableState(
+                "its count includes storage tiers outside the GPU, which are turned off here (tiers.enabled)"
+            )
         known = self._get_or_create(replica)
         self._empty_engine(known)
         known.engine.reset_to(shape)

@@ -16,8 +16,8 @@ BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash 
 # A stream with predictions that drift is replayed at once, then after 10 s, 30 s, 70 s ..., 640 s at most.
 DISTRUST_S, DISTRUST_S_MAX = 10.0, 640.0
 NO_STREAM = "no event stream"
-HYBRID = "its sliding-window or state layers are not followed"
-NO_SALTS = "a salted prompt was sent there, and no event has named a salt yet"
+HYBRID = "its sliding-window or state layers are not tracked"
+NO_SALTS = "a prompt with a cache salt was sent there, and no event has had a salt yet"
 
 
 @dataclass(slots=True)  # not frozen: one is made for every replica that holds part of a request's prompt
@@ -98,14 +98,14 @@ class ReplicaEventState:
         if block and block < BLOCK_TOKENS_MIN:
             return (
                 Confidence.ESTIMATED,
-                f"pages of {block} tokens are too short to follow: use {BLOCK_TOKENS_MIN} or more",
+                f"pages of {block} tokens are too short to track: use {BLOCK_TOKENS_MIN} or more",
             )
         if not self.engine.complete:
-            return Confidence.CATCHING_UP, "it holds more blocks than the index may"
+            return Confidence.CATCHING_UP, "it has more blocks than the index may hold"
         if self.suspended:
             return Confidence.CATCHING_UP, self.suspended
         if self.earned and (self.hybrid or self.stream_grade is not Confidence.EXACT):
-            return Confidence.EXACT, "predictions equalled its answers"
+            return Confidence.EXACT, "predictions matched its answers"
         if self.hybrid and self.stream_grade is Confidence.EXACT:
             return Confidence.CATCHING_UP, HYBRID
         return self.stream_grade, self.stream_why
@@ -176,5 +176,7 @@ class ReplicaEventState:
         if self.shown[0] is not Confidence.EXACT:
             return ""
         if self.answers.drifts:
-            return f"{self.answers.equal} of {self.answers.checks} predictions came true"
-        return f"predicted {pair[0]} cached tokens, it counted {pair[1]}" if pair and counters_drift(*pair) else ""
+            return f"{self.answers.equal} of {self.answers.checks} predictions were exact"
+        return (
+            f"predicted {pair[0]} cached tokens, the engine counted {pair[1]}" if pair and counters_drift(*pair) else ""
+        )

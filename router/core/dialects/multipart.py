@@ -48,7 +48,7 @@ def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
     pairs = _url_pairs(body)
     models = [value for name, value in pairs if name == "model"]
     if sure and len(models) > 1:
-        raise _odd("it has more than one field 'model'")
+        raise _odd("the form has more than one field 'model'")
     streams = [value for name, value in pairs if name == "stream"]
     return (models[-1] if models else None), bool(streams) and word_is_true(streams[-1])
 
@@ -65,11 +65,11 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
     parsers may read in different ways."""
     models = [_plain_value(part, "model") for part in _parts(content_type, body) if part.name == b"model"]
     if len(models) > 1:
-        raise _odd("it has more than one field 'model'")
+        raise _odd("the form has more than one field 'model'")
     try:
         return (models[0].decode() or None) if models else None
     except UnicodeDecodeError as error:
-        raise _odd("its field 'model' is not UTF-8") from error
+        raise _odd("the field 'model' is not UTF-8") from error
 
 
 def plain_fields(content_type: bytes, body: bytes, names: Container[str]) -> list[tuple[str, bytes]]:
@@ -94,20 +94,20 @@ def _parts(content_type: bytes, body: bytes) -> Iterator[_Part]:
     """Yield the parts of a multipart form that can be read in one way only. Raises InvalidBody for any other form."""
     typed = _TYPE.fullmatch(content_type)
     if typed is None:
-        raise _odd("its content-type has more than a boundary, or none")
+        raise _odd("the content type must have a boundary and no other parameter")
     delimiter = b"--" + (typed[1] or typed[2])
     at = [found.start() for found in islice(re.finditer(re.escape(delimiter), body), PARTS_MAX + 2)]
     if len(at) > PARTS_MAX + 1:
-        raise _odd("it has too many parts")
+        raise _odd("the form has too many parts")
     if not at or at[0] or body[at[-1] + len(delimiter) :] not in (b"--", b"--\r\n"):
-        raise _odd("it does not begin or end with its boundary")
+        raise _odd("the form does not begin and end with its boundary")
     for start, end in pairwise(at):
         part = body[start + len(delimiter) : end]
         if not part.startswith(b"\r\n") or not part.endswith(b"\r\n"):
-            raise _odd("a boundary is not on a line of its own")
+            raise _odd("a boundary is not on a separate line")
         blank = part.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
         if blank < 2:
-            raise _odd("a part has no head, or too long a one")
+            raise _odd("the head of a part is missing or too long")
         head = part[2:blank]
         yield _Part(_plain_name(head), head, part[blank + 4 : -2])
 
@@ -118,7 +118,7 @@ def _plain_name(head: bytes) -> bytes:
     values = [line[2] for line in lines if line and line[1].lower() == b"content-disposition"]
     named = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(lines) else None
     if named is None:
-        raise _odd("it has a part whose name is not plain")
+        raise _odd("a part has an unusual name")
     return named[1] if named[1] is not None else named[2]
 
 
@@ -126,7 +126,7 @@ def _plain_value(part: _Part, name: str) -> bytes:
     """Return the value of a part. Raises InvalidBody if it may be encoded."""
     lines = [_LINE.fullmatch(line) for line in part.head.split(b"\r\n")]
     if not all(_is_plain(line[1].lower(), line[2]) for line in lines if line):
-        raise _odd(f"its field '{name}' may be encoded")
+        raise _odd(f"the field '{name}' may be encoded")
     return part.value
 
 
@@ -178,4 +178,4 @@ def _value_in(body: bytes, start: int, end: int, field: bytes) -> bytes | None:
 
 
 def _odd(why: str) -> InvalidBody:
-    return InvalidBody("invalid_model", f"The form could be read in two ways: {why}.")
+    return InvalidBody("invalid_model", f"The form is ambiguous: {why}.")

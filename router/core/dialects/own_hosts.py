@@ -82,7 +82,7 @@ def check_transfer_params(params: bytes, own: Iterable[str], listed: OwnHosts) -
     try:
         return msgspec.json.encode(_Look(tuple(own), listed).read(Raw(params), 0))
     except UNREADABLE:
-        raise ForeignHost("cannot be read") from None
+        raise ForeignHost("cannot be parsed") from None
 
 
 def host_problem(listed: str) -> bool:
@@ -113,11 +113,11 @@ class _Look:
         if first not in b'"[{' or (first != b'"' and b'"' not in bytes(raw)):  # numbers, true, false and null
             last = [word for word in words if word][-1:]
             if _is_host(last) and "port" not in last[0] and not _EMPTY.fullmatch(raw):
-                raise ForeignHost(f"{name[:100]} is no text")
+                raise ForeignHost(f"{name[:100]} is not a string")
             return raw
         self._left -= 1
         if self._left < 0 or depth > DEPTH_MAX:
-            raise ForeignHost("there is too much in it")
+            raise ForeignHost("too many values")
         if first == b'"':
             named_id = words[-1] in ("id", "ids") or name.endswith(("Id", "Ids", "ID"))
             self._text(_decode_text(raw), name[:100], host=host, may_be=not named_id)

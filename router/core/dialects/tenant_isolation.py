@@ -185,7 +185,8 @@ def check_form(fields: Iterable[tuple[str, bytes]]) -> None:
     for name, value in fields:
         if name != _ARGUMENTS or (value and _arguments(Raw(value)) is not None):
             raise InvalidBody(
-                "invalid_form", f"The field '{name}' of a form may not name what tenants or engines share."
+                "invalid_form",
+                f"The form must not set the field '{name}', which concerns data shared by tenants or engines.",
             )
 
 

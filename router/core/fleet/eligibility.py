@@ -100,7 +100,7 @@ class Eligibility:
             return full
         if not awake:
             after_s = min(m.rest_until_s for m in members) - now_s
-            raise Shed("overloaded", "Every replica that could answer asked to be left alone for now.", after_s)
+            raise Shed("overloaded", "All matching replicas are in cooldown; try again later.", after_s)
         if not trusted:
             if retry:
                 awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
@@ -135,7 +135,7 @@ class Eligibility:
         returned, guarded = self._fleet.returned, self._fleet.restricted
         if returned:
             for member in list(returned.values()):
-                self._close(member, now_s, "its health checks are fine again")  # another process may answer there now
+                self._close(member, now_s, "its health checks succeed again")  # another process may answer there now
                 self._begin(member, now_s)
         while self._ends and self._ends[0][0] <= now_s:
             id_ = heappop(self._ends)[1]
@@ -237,7 +237,7 @@ class Eligibility:
         if member.breaker.backoff_s and lease.placed_s < member.breaker.until_s:
             return
         if slow:
-            self.trip(member, Cause.SLOW, "first tokens take five times as long as its peers'", now_s)
+            self.trip(member, Cause.SLOW, "first tokens are five times slower than its peers'", now_s)
             self._fleet.forget_speed(member)
         elif member.breaker.backoff_s and member.breaker.cause is Cause.SLOW:
             if slowness.is_probe_slow(self._fleet, member):

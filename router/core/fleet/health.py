@@ -19,7 +19,7 @@ class Health:
 
     fit: bool = False
     failures: int = 0
-    why: str = "not asked yet"
+    why: str = "not probed yet"
     served: bool = False  # it was fit at least once
     silent: bool = False  # the last check timed out without any answer, which proves nothing
 

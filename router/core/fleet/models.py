@@ -18,8 +18,8 @@ from router.core.types.replicas import ServedModel
 CONTEXT_TOKENS = 1 << 20  # assumed for an engine that does not report its context length
 CONTEXT_TOKENS_MAX = 1 << 24  # limit on the context length that an engine reports
 MODELS_MAX = 1_024  # models with learned token statistics
-NOT_YET = "its prompts were not turned into tokens yet"
-NO_MODELS = "its models are not known yet"
+NOT_YET = "none of its prompts is tokenized yet"
+NO_MODELS = "its models are unknown yet"
 
 
 REASONS_MAX = 3  # reasons for unready replicas in a refusal's text
@@ -143,7 +143,7 @@ class Models:
         in a refusal."""
         members = self._fleet.members.values()
         if not members:
-            return "no replica is known: give --replica URL, or look at discovery"
+            return "no replica is known: set --replica URL, or check discovery"
         ready = sum(member.ready for member in members)
         reasons = Counter(_unfit(member) for member in members if not member.ready).most_common(REASONS_MAX)
         counted = ", ".join(why if len(reasons) == 1 else f"{why} ({count})" for why, count in reasons)
@@ -178,7 +178,9 @@ class Models:
         """Compare our token count of a prompt with the engine's. After too many differences our tokenizer counts as
         wrong."""
         if self.tokens(model).miscounts(ours, theirs):
-            self.observe_tokens(model, f"prompts of {theirs} tokens, says the engine, have {ours} by our count")
+            self.observe_tokens(
+                model, f"prompts with {theirs} tokens by the engine's count have {ours} by the router's count"
+            )
 
     def update_tokenizability(self, member: ReplicaState) -> None:
         """Disable or enable the use of a replica's events. They are unusable if none of its models has a tokenizer, or
@@ -202,5 +204,5 @@ def longest_context(served: Iterable[ServedModel]) -> int:
 def _unfit(member: ReplicaState) -> str:
     """Return the reason why a member that is not ready gets no requests."""
     if not member.replica.ready:
-        return "not ready, by discovery"
+        return "not ready according to discovery"
     return (member.health.why or "not probed yet") if not member.health.fit else "being warmed"

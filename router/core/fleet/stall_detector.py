@@ -167,14 +167,14 @@ def judge(
         late = [each for each in late if not waits_for_decode_peer(fleet, each.lease, now_s, stuck_after_s)]
     left = member.late_disconnects
     if not late:
-        return Verdict(f"{left} clients left without an answer", now_s, False) if left >= STUCK_LEASES else None
+        return Verdict(f"{left} clients disconnected without an answer", now_s, False) if left >= STUCK_LEASES else None
     seen = [each for each in late if each.seen]
     unseen = sum(each.by_s > stuck_after_s for each in late if not each.seen)
     worst = max((each.by_s for each in seen), default=0.0)
     if worst <= stuck_after_s and len(seen) + left < STUCK_LEASES and unseen < UNOBSERVED_LEASES:
         return None
     first, placed_s = late[0], late[-1].lease.placed_s
-    why = f"nothing for {now_s - first.since_s:.1f} s, {len(late) + left} requests late"
+    why = f"no answer for {now_s - first.since_s:.1f} s, {len(late) + left} requests overdue"
     if peers.on_time(member, first.since_s) or any(
         each.by_s > each.slowest_s + CERTAIN_STALL_FACTOR * stuck_after_s for each in late
     ):

@@ -108,7 +108,7 @@ def decode(payload: bytes) -> EventBatch:
         rank = whole.get("data_parallel_rank", whole.get("attn_dp_rank"))
         whole = [whole.get("ts"), whole.get("events"), rank]
     if not isinstance(whole, list) or len(whole) < 2 or not isinstance(whole[1], list):
-        raise MalformedBatch("not [time, events, rank], nor a map of these")
+        raise MalformedBatch("neither [time, events, rank] nor a map of these")
     if len(whole[1]) > EVENTS_MAX:
         raise MalformedBatch(f"{len(whole[1])} events are over the limit of {EVENTS_MAX}")
     events, skipped = _events(whole[1])
@@ -172,7 +172,7 @@ def _event(said: dict[str, Any] | list[Any]) -> Event:
     if tag == "AllBlocksCleared":
         return Cleared()
     if tag != "BlockStored" and tag != "BlockRemoved":
-        raise ValueError("an event of a type we do not know")
+        raise ValueError("an event of unknown type")
     medium = fields.get("medium")
     if medium != "GPU":
         medium = "GPU" if medium is None else _name(medium).upper() or "GPU"  # vLLM's Mooncake store writes "cpu"
@@ -180,7 +180,7 @@ def _event(said: dict[str, Any] | list[Any]) -> Event:
         medium += REMOTE
     group = fields.get("group_idx") or 0
     if type(group) is not int or group < 0:
-        raise ValueError("a group is a number from 0")
+        raise ValueError("a group must be an integer of at least 0")
     hashes = _hashes(fields["block_hashes"])
     if tag == "BlockRemoved":
         return Removed(hashes, medium, group)
@@ -213,9 +213,9 @@ def _parse_stored(fields: dict[str, Any], hashes: list[int], medium: str, group:
         parent = parent & _MASK if type(parent) is int else _hashes([parent])[0]
     tokens, block_tokens = _tokens(fields["token_ids"]), fields["block_size"]
     if type(block_tokens) is not int or not 0 <= block_tokens <= BLOCK_TOKENS_MAX:
-        raise ValueError("a block size is a number of tokens")
+        raise ValueError("a block size must be a number of tokens")
     if tokens and (not block_tokens or len(tokens) != 4 * block_tokens * len(hashes)):
-        raise ValueError("tokens do not fill the blocks")
+        raise ValueError("the number of tokens does not match the blocks")
     at_seven = fields.get("lora_name")
     # SGLang's arrays have a map of metadata at the position of vLLM's adapter name.
     named = at_seven if isinstance(at_seven, dict) else fields
@@ -230,7 +230,7 @@ def _parse_stored(fields: dict[str, Any], hashes: list[int], medium: str, group:
     listed = fields.get("extra_keys")
     if listed and any(listed):
         if len(listed) != len(hashes):
-            raise ValueError("one list of extra keys for each block")
+            raise ValueError("extra keys must have one list per block")
         adapter, salted, extras = _extras(listed, adapter, salted, root=parent is None)
     if parent is not None:
         salted = b""
@@ -257,17 +257,17 @@ def _hashes(given: list[Any]) -> list[int]:
     """Return hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are
     signed."""
     if type(given) is not list or len(given) > BLOCKS_MAX:
-        raise ValueError("hashes come in a list of bounded length")
+        raise ValueError("hashes must be a list of limited length")
     if set(map(type, given)) <= {int}:
         return [value & _MASK for value in given]
     if any(type(value) is not int and (type(value) is not bytes or len(value) < _MIN_BYTES) for value in given):
-        raise ValueError("a hash is an integer or bytes")
+        raise ValueError("a hash must be an integer or bytes")
     return [(value if type(value) is int else int.from_bytes(value[-8:], "big")) & _MASK for value in given]
 
 
 def _tokens(given: list[Any]) -> bytes:
     if type(given) is not list:
-        raise TypeError("token ids come in a list")
+        raise TypeError("token ids must be a list")
     if given and type(given[0]) is list:
         # Under EAGLE SGLang caches bigrams such as [t0, t1] and [t1, t2]. The first of each is the prompt's own token.
         given = [first for first, _ in given]
@@ -310,5 +310,5 @@ def _extras(
 
 def _name(given: str) -> str:
     if type(given) is not str or len(given) > NAME_CHARS_MAX:
-        raise ValueError("a name is a string of bounded length")
+        raise ValueError("a name must be a string of limited length")
     return given

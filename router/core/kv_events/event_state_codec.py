@@ -47,7 +47,7 @@ class BlockPage(msgspec.Struct, array_like=True, tag="blocks"):
     def unpack(self) -> tuple[list[int], list[int]]:
         """Return hashes and keys. Raises UnreadableState."""
         if len(self.hashes) != len(self.keys) or len(self.hashes) > PAGE_BLOCKS * 8:
-            raise UnreadableState(f"{len(self.hashes)} bytes of hashes and {len(self.keys)} of keys are no page")
+            raise UnreadableState(f"{len(self.hashes)} bytes of hashes and {len(self.keys)} of keys do not match")
         return unpack_numbers(self.hashes), unpack_numbers(self.keys)
 
 
@@ -61,7 +61,7 @@ class CopyPage(msgspec.Struct, array_like=True, tag="copies"):
         """Return (hash, counts) of each block. Raises UnreadableState."""
         hashes, size = unpack_numbers(self.hashes), COUNT_BYTES
         if len(self.counts) != len(hashes) * size or len(hashes) > PAGE_BLOCKS:
-            raise UnreadableState(f"{len(self.counts)} bytes of counts are not of {len(hashes)} blocks")
+            raise UnreadableState(f"{len(self.counts)} bytes of counts do not match {len(hashes)} blocks")
         counts = [int.from_bytes(self.counts[n * size : (n + 1) * size], "little") for n in range(len(hashes))]
         return list(zip(hashes, counts, strict=True))
 
@@ -105,7 +105,7 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
 def unpack_numbers(numbers: bytes) -> list[int]:
     """Reverse `pack_numbers`. Raises UnreadableState."""
     if len(numbers) % 8:
-        raise UnreadableState(f"{len(numbers)} bytes are not eight for each number")
+        raise UnreadableState(f"{len(numbers)} bytes are not 8 bytes per number")
     made = array("Q", numbers)
     if byteorder == "big":
         made.byteswap()

@@ -88,7 +88,7 @@ class KvStream:
         self.counts = StreamCounts()
         self._last = AppliedBatches(limits.window_batches)
         self._waiting = ReorderBuffer(limits.queue_batches_max, limits.queue_bytes_max)
-        self._basis = (Confidence.CATCHING_UP, "nothing heard yet")  # the grade while the stream is not in doubt
+        self._basis = (Confidence.CATCHING_UP, "no batch received yet")  # the grade while the stream is not in doubt
         self._fresh = False  # batch 0, if it is next, is the first of a process
         self._empty = False  # a replay ended without any batch: the process has published none yet
         self._settled = False  # all received batches are applied
@@ -164,7 +164,7 @@ class KvStream:
             self._prove("connected: proving continuity" if known else "replay from batch 0", now_s, doubt=known)
             return
         if self.last_seq >= 0:
-            self._forget("connected again, and no replay endpoint to prove continuity")
+            self._forget("reconnected, without a replay endpoint to prove continuity")
         self._go_on("no replay endpoint")
 
     def on_disconnected(self, why: str, now_s: float) -> None:
@@ -268,11 +268,11 @@ class KvStream:
         elif self.last_seq >= 0:
             self._on_engine_restarted(f"{RESTARTED}: its replay ends before batch {self.last_seq}", now_s)
         elif self._waiting.older:
-            self._go_on("replay is empty though batches came")
+            self._go_on("the replay is empty although batches arrived")
             self._gave_up = True
         else:
             self._fresh, self._empty, self._gave_up = True, True, False
-            self._basis = (Confidence.CATCHING_UP, "nothing published yet")
+            self._basis = (Confidence.CATCHING_UP, "no batch published yet")
             self._follow()
 
     def tick(self, now_s: float) -> None:
@@ -280,7 +280,7 @@ class KvStream:
         asking = self._asking
         if self.phase is Phase.ASKING and now_s >= asking.again_at_s:
             if asking.asks >= self.limits.asks_max:
-                self._go_on("replay is not answered", lost=True)
+                self._go_on("no answer to the replay request", lost=True)
                 self._gave_up = True
             else:
                 self._ask(now_s)
@@ -340,7 +340,7 @@ class KvStream:
         if same:
             self._look_for = -1
         elif same is False:
-            self._prove(f"batch {seq} is replayed with other bytes", now_s)
+            self._prove(f"batch {seq} has different bytes in the replay", now_s)
         elif self._look_for >= 0:
             self._prove(f"the replay begins at batch {seq}, after batch {self._look_for}", now_s)
         else:
@@ -371,7 +371,7 @@ class KvStream:
         seq = arrival.seq
         if self._empty and seq:
             self._waiting.put_back(arrival)
-            self._prove(f"batch {seq} came, none before it was replayed", now_s)
+            self._prove(f"batch {seq} arrived, but no batch before it was replayed", now_s)
             return
         exact = not seq and self._fresh
         self._basis = _JOINED if exact else (Confidence.CATCHING_UP, f"joined late, at batch {seq}: {self._basis[1]}")
@@ -382,9 +382,9 @@ class KvStream:
         seq, last = arrival.seq, self.last_seq
         if seq > last:
             self.counts.gaps += 1
-            why = f"gap: {seq - last - 1} batches before batch {seq} did not come"
+            why = f"gap: {seq - last - 1} batches before batch {seq} are missing"
         else:
-            why = f"went back from batch {last} to batch {seq}"
+            why = f"batch number decreased from {last} to {seq}"
         if self.replays:
             self._waiting.put_back(arrival)
             self._prove(why, now_s)
@@ -403,12 +403,14 @@ class KvStream:
         self._misses += missing is not None
         if not self.replays or self._misses > STUCK_MAX:
             self._waiting.contradicted, self._misses = False, 0
-            self._go_on("batches came that no replay has" if missing else "more batches than the queue holds")
+            self._go_on(
+                "batches arrived that no replay contains" if missing else "more batches arrived than the queue can hold"
+            )
             self._gave_up = True
             return
         if missing is not None:
             self._waiting.put_back(missing)
-        self._prove("batches came that the replay does not have", now_s)
+        self._prove("batches arrived that the replay does not contain", now_s)
 
     # --- replays ---
 
@@ -435,7 +437,7 @@ class KvStream:
         if seq < last:
             return  # not requested
         if seq == last and digest != self._last.digest:
-            self._on_engine_restarted(f"{RESTARTED}: batch {last} has other bytes", now_s)
+            self._on_engine_restarted(f"{RESTARTED}: batch {last} has different bytes", now_s)
             return
         self._asking.proved = True
         if seq == last:
@@ -454,7 +456,7 @@ class KvStream:
         if self._asking.on_gap():
             self._ask(now_s)
             return
-        self._on_batches_lost(f"batches lost: the replay has none between batch {self.last_seq} and batch {seq}")
+        self._on_batches_lost(f"batches lost: the replay has no batch between batch {self.last_seq} and batch {seq}")
         self._gave_up = True
         self._take(seq, payload, digest, now_s)
 
@@ -479,7 +481,7 @@ class KvStream:
             self._asking.reset()
             return False
         last_seq, digest = self._last.seq, self._last.digest
-        why = "the replay is answered again, from batch 0"
+        why = "replay requests are answered again, from batch 0"
         self._forget(why)
         self._steps.suspend(why, now_s, doubt=False)
         self._asking.batches, self._asking.proved = 0, False
@@ -493,7 +495,7 @@ class KvStream:
     def _take(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
         """Apply the next batch."""
         if self.phase is Phase.ASKING:
-            self._steps.suspend("a replay is under way", now_s, doubt=False)
+            self._steps.suspend("a replay is in progress", now_s, doubt=False)
         self._last.add(seq, digest)
         self._fresh = self._empty = False
         self._asking.batches += 1
@@ -501,16 +503,16 @@ class KvStream:
             batch = self._read(payload)
         except MalformedBatch as error:
             self.counts.malformed += 1
-            self._basis = (Confidence.CATCHING_UP, f"batch {seq} cannot be read: {error}")
+            self._basis = (Confidence.CATCHING_UP, f"batch {seq} cannot be decoded: {error}")
             self._steps.clear(self._basis[1])
         else:
             self.counts.batches += 1
             self.counts.skipped += batch.skipped
             self._steps.due.append(Apply(seq, batch))
             if batch.skipped:
-                self._basis = (Confidence.CATCHING_UP, f"events of batch {seq} cannot be read")
+                self._basis = (Confidence.CATCHING_UP, f"events of batch {seq} cannot be decoded")
             elif self._basis[0] is not Confidence.EXACT and any(isinstance(event, Cleared) for event in batch.events):
-                self._basis = (Confidence.EXACT, f"joined at a clear, in batch {seq}")
+                self._basis = (Confidence.EXACT, f"joined at a clear event, in batch {seq}")
         if self._settled:
             self._steps.regrade(*self._compute_confidence())
 

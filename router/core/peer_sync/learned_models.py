@@ -97,7 +97,7 @@ def adopt_models(router: Router, models: SharedModels) -> None:
 def check_finite(numbers: list[float]) -> None:
     """Raise BadMessage if any of the numbers cannot be a sum or a mean."""
     if not all(map(isfinite, numbers)) or max(map(abs, numbers), default=0.0) >= MAGNITUDE_MAX:
-        raise BadMessage("what it learned is not finite")
+        raise BadMessage("a learned value is not finite")
 
 
 def _fit(fit: PrefillFit | StepFit) -> FitSums:

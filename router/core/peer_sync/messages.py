@@ -224,16 +224,16 @@ def encode_message(head_: bytes, body: SharedMessage) -> bytes:
 def sender_of(message: bytes) -> tuple[str, int, int] | None:
     """Return (name, boot, offset of the body); None for another version. Raises BadMessage."""
     if len(message) < _HEAD_BYTES:
-        raise BadMessage(f"{len(message)} bytes are no message")
+        raise BadMessage(f"{len(message)} bytes are not a message")
     if message[0] != VERSION:
         return None
     end = _HEAD_BYTES + message[1]
     if not message[1] or len(message) < end + _BOOT_BYTES:
-        raise BadMessage("it ends within its head")
+        raise BadMessage("the head is truncated")
     try:
         name = message[_HEAD_BYTES:end].decode()
     except UnicodeDecodeError as error:
-        raise BadMessage("the name of its router is not UTF-8") from error
+        raise BadMessage("the router's name is not UTF-8") from error
     return name, int.from_bytes(message[end : end + _BOOT_BYTES], "big"), end + _BOOT_BYTES
 
 

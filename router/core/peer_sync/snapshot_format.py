@@ -105,8 +105,8 @@ def encode_piece(piece: StatePiece) -> bytes:
 def decode_piece(piece: bytes) -> StatePiece:
     """Decode a piece and check its schema; the reverse of `encode_piece`. Raises UnreadableState."""
     if len(piece) > PIECE_BYTES_MAX:
-        raise UnreadableState(f"a piece of {len(piece)} bytes")
+        raise UnreadableState(f"a chunk of {len(piece)} bytes")
     try:
         return _decoder.decode(piece)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise UnreadableState(f"a piece that no router of this release has made: {error}") from error
+        raise UnreadableState(f"a chunk of an unknown format: {error}") from error

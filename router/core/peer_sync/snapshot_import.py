@@ -79,21 +79,21 @@ class StateParts:
     def take(self, piece: StatePiece) -> None:
         """Add the next piece. Raises UnreadableState."""
         if self.whole:
-            raise UnreadableState("more pieces than it has")
+            raise UnreadableState("more chunks than announced")
         if isinstance(piece, StateOrigin):
             if self._pieces or piece.version != VERSION:
-                raise UnreadableState(f"of version {piece.version}, not {VERSION}")
+                raise UnreadableState(f"version {piece.version} instead of {VERSION}")
             _check([piece.at_s])
             self.origin = piece
         elif self.origin is None:
-            raise UnreadableState("it does not begin with its origin")
+            raise UnreadableState("the origin is not the first chunk")
         elif isinstance(piece, StateEnd):
             if piece.pieces != self._pieces:
                 raise UnreadableState(f"{self._pieces} pieces of {piece.pieces}")
             self.whole = True
         elif isinstance(piece, StateReplica):
             if len(self._order) >= REPLICAS_MAX or piece.id in self.parts:
-                raise UnreadableState("replicas that are too many, or there twice")
+                raise UnreadableState("too many or duplicate replicas")
             part = self.parts[piece.id] = StatePart(piece)
             self._order.append(part)
         elif isinstance(piece, StateHomes):
@@ -101,7 +101,7 @@ class StateParts:
         elif isinstance(piece, StateModels):
             self.models = piece
         elif not self._order:
-            raise UnreadableState("a part of no replica")
+            raise UnreadableState("a part of an unknown replica")
         else:
             _take_part(self._order[-1], piece)
         self._pieces += 1
@@ -112,7 +112,7 @@ class StateParts:
         )
         for key, place, prompt_tokens, completion_tokens in rows:
             if place >= len(self._order):
-                raise UnreadableState("an answer of no replica")
+                raise UnreadableState("an answer of an unknown replica")
             self._order[place].homes.append((key, prompt_tokens, completion_tokens))
 
 
@@ -121,7 +121,7 @@ def _take_part(part: StatePart, piece: StreamState | BlockPage | CopyPage | Stat
         part.stream = piece
     elif isinstance(piece, StateTouches):
         if sum(piece.lengths) * 8 != len(piece.keys) or len(piece.lengths) != len(piece.idle_s):
-            raise UnreadableState("uses that are not as long as they say")
+            raise UnreadableState("uses of an invalid length")
         _check(piece.idle_s)
         part.touches.append(piece)
     elif isinstance(piece, StateFits):
@@ -137,15 +137,15 @@ def same_engine(replica: StateReplica, member: ReplicaState, age_s: float) -> tu
     counted, counts = replica.prompt_tokens, load.prompt_tokens_total
     named = bool(then and now)
     if named and then != now:
-        return False, "another engine is there"
+        return False, "a different engine has this address"
     timed = began_s is not None and begins_s is not None and began_s == begins_s
     if began_s is not None and begins_s is not None and not timed:
-        return False, "the engine was started again"
+        return False, "the engine was restarted"
     if counted is not None and counts is not None:
         if counts < counted:
-            return False, "the engine's counters went back"
+            return False, "the engine's counters decreased"
         timed = timed or counted >= PROMPT_TOKENS_PER_S_MAX * age_s
-    return (True, "") if named or timed else (None, "nothing says whether the engine is still the same")
+    return (True, "") if named or timed else (None, "the engine could not be verified as the same")
 
 
 def import_replica(router: Router, member: ReplicaState, part: StatePart, idle_s: float, now_s: float) -> Iterator[int]:

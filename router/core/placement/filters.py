@@ -108,7 +108,7 @@ def refusal(
     if not there or any(m.rest_until_s <= now_s for m in there):
         return NoReplicaReady()
     after_s = min([m.rest_until_s for m in there]) - now_s
-    return Shed("overloaded", "Every replica that could prefill asked to be left alone for now.", after_s)
+    return Shed("overloaded", "All matching prefill replicas are in cooldown; try again later.", after_s)
 
 
 def _prefillers(

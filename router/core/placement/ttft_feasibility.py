@@ -42,5 +42,5 @@ def in_time(
 def unreachable(soonest_ms: float, left_ms: float) -> Shed:
     """Return the error for a request with a first token wanted in `left_ms` and expected in `soonest_ms` at the
     earliest."""
-    what = f"The first token is expected in {soonest_ms:.0f} ms, later than is wanted; try again later."
+    what = f"The first token is expected in {soonest_ms:.0f} ms, after its deadline; try again later."
     return Shed(UNREACHABLE, what, max(0.0, soonest_ms - left_ms) / 1e3)

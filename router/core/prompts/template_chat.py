@@ -149,7 +149,7 @@ def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInp
 
 def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
     if json_fields.has_value(fields.functions) or json_fields.has_value(fields.extra_key):
-        raise UnsupportedForTemplate("functions, or an extra_key, which SGLang's events leave out")
+        raise UnsupportedForTemplate("functions, or an extra_key, which SGLang's events omit")
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
         tools=_decode_objects(fields.tools) if json_fields.has_value(fields.tools) else None,

@@ -128,7 +128,7 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """Return a tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
     if not block.id:
-        raise UnsupportedForTemplate("a call without an id: the engine makes one from its clock")
+        raise UnsupportedForTemplate("a call without an id, for which the engine generates one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}
 
 

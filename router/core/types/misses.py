@@ -21,8 +21,8 @@ class MissReason(StrEnum):
     REPLICA_LOST = "replica_lost"  # the replica that had cached these tokens has left, or was restarted
     IDENTITY = "identity"  # the same prompt is cached for another model, adapter, salt or tenant
     MISPREDICTED = "mispredicted"  # the router predicted a hit, and the engine reported a miss
-    UNSUPPORTED = "unsupported"  # the router cannot read this prompt
-    COLD = "cold"  # no earlier prompt begins like this one
+    UNSUPPORTED = "unsupported"  # the router cannot parse this prompt
+    COLD = "cold"  # no earlier prompt has the same beginning
     NEW = "new"  # tokens after a prefix that was seen before: unavoidable
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 

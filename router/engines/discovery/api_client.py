@@ -96,7 +96,7 @@ class ApiClient:
             what="inferencepools",
             needed=f"inferencepools of the group {POOL_API.partition('/')[0]}, by the name {name},",
             refused=f"the name {name!r} in discovery.pools",
-            unknown=f"InferencePools of {POOL_API}: install the definitions of the Gateway API inference extension, "
+            unknown=f"InferencePools of {POOL_API}: install the CRDs of the Gateway API inference extension, "
             "1.0 or newer",
         )
 
@@ -121,7 +121,9 @@ class ApiClient:
                 response.close() if verb == "watch" else response.release()
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             await self.close()
-            raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
+            raise WatchFailed(
+                f"the certificate of the API server is not trusted: {error}; certificates are read again"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             raise WatchFailed(f"no answer from the API server: {http_client.describe_error(error)}: {error}") from error
 
@@ -130,7 +132,7 @@ class ApiClient:
         try:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
         except Exception as error:  # any kind of error, as in _connected
-            raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
+            raise WatchFailed(f"the router's credentials cannot be read: {type(error).__name__}: {error}") from error
         # No compression is requested: decompressing a list would block the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
@@ -141,7 +143,7 @@ class ApiClient:
                 "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
             )
         except RuntimeError as error:
-            raise WatchFailed("who we are is read anew for another namespace") from error
+            raise WatchFailed("credentials are read again for another namespace") from error
         return answer.response
 
     async def _ensure_connected(self) -> _Rest:
@@ -151,8 +153,10 @@ class ApiClient:
                     self._rest = await self._connect()
                 # any kind of error: from files, YAML, certificates, programs that print tokens
                 except Exception as error:
-                    hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
-                    raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
+                    hint = "" if self._kubeconfig else " Outside of a pod, set discovery.kubeconfig."
+                    raise WatchFailed(
+                        f"the router's credentials cannot be read: {type(error).__name__}: {error}{hint}"
+                    ) from error
             return self._rest
 
     async def _connect(self) -> _Rest:
@@ -183,7 +187,7 @@ class ApiClient:
             raise Gone
         if response.status == 401:
             await self.close()
-            raise WatchFailed("401: the API server does not take our token; it is read anew", refused=True)
+            raise WatchFailed("401: the API server rejects the router's token; the token is read again", refused=True)
         said = await http_client.read_body(response, STATUS_BYTES_MAX)
         try:
             message = msgspec.json.decode(said, type=_Refusal).message[:300]
@@ -191,14 +195,14 @@ class ApiClient:
             message = ""
         if response.status == 403:
             raise WatchFailed(
-                f"403: we may not {verb} {of.what} in namespace {namespace}, a Role with the verbs list and watch on "
-                f"{of.needed} is needed there: {message}",
+                f"403: the router may not {verb} {of.what} in namespace {namespace}, a Role with the verbs list and "
+                f"watch on {of.needed} is required there: {message}",
                 refused=True,
             )
         if response.status == 400:
-            raise WatchFailed(f"400: the API server does not take {of.refused}: {message}", refused=True)
+            raise WatchFailed(f"400: the API server rejects {of.refused}: {message}", refused=True)
         if response.status == 404:
-            raise WatchFailed(f"404: the API server does not know {of.unknown}: {message}", refused=True)
+            raise WatchFailed(f"404: the API server has no {of.unknown}: {message}", refused=True)
         retry_after = response.headers.get("Retry-After", "")
         retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
         refused = 400 <= response.status < 500 and response.status not in (408, 429)
@@ -252,4 +256,4 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
         raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
     if rest.strip():
-        raise WatchFailed("a watch ended within an event")
+        raise WatchFailed("a watch ended in the middle of an event")

@@ -91,10 +91,10 @@ class MergedDiscovery:
                     self._changed.set()
             except Exception as error:
                 log.exception(
-                    "bug: discovery failed inside the router",
+                    "bug: discovery failed",
                     extra={"event": "bug", "fields": {"source": discovery.source}},
                 )
-                why = f"a bug of the router: {type(error).__name__}"
+                why = f"bug of the router: {type(error).__name__}"
             finally:
                 if isinstance(sets, AsyncGenerator):
                     await sets.aclose()
@@ -132,11 +132,11 @@ class MergedDiscovery:
             fields = {"found": len(by_id), "taken": len(self._taken), "discovery.replicas_max": self._replicas_max}
             if over:
                 log.warning(
-                    "more replicas are found than may be taken", extra={"event": "replicas_over_max", "fields": fields}
+                    "more replicas are discovered than allowed", extra={"event": "replicas_over_max", "fields": fields}
                 )
             else:
                 log.info(
-                    "all replicas that are found are taken again",
+                    "all discovered replicas are used again",
                     extra={"event": "replicas_within_max", "fields": fields},
                 )
         self._over = over

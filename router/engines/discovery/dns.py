@@ -65,7 +65,7 @@ class DnsDiscovery:
         self._resolve = resolve or _getaddrinfo
         self._clock = clock
         self._found: frozenset[Replica] = frozenset()
-        self._why = "not answered yet"
+        self._why = "no answer yet"
         self._good_s = clock()  # time of the last good answer
         self._errors = 0
 
@@ -104,7 +104,7 @@ class DnsDiscovery:
         self._good_s = self._clock()
         if self._why:
             fields = {"source": self.source, "name": self._name, "replicas": len(addresses)}
-            log.info("discovery is fresh", extra={"event": "discovery_fresh", "fields": fields})
+            log.info("discovery is current", extra={"event": "discovery_fresh", "fields": fields})
         self._why = ""
         hosts = (f"[{address}]" if ":" in address else address for address in addresses)
         self._found = frozenset(Replica(f"{self._scheme}://{host}:{self._port}") for host in hosts)
@@ -115,7 +115,7 @@ class DnsDiscovery:
         if self._errors == 1 or not self._why:
             fields = {"source": self.source, "name": self._name, "why": why, "kept": len(self._found)}
             log.warning(
-                "discovery is stale: the last good set is kept", extra={"event": "discovery_stale", "fields": fields}
+                "discovery is stale: the last valid list is used", extra={"event": "discovery_stale", "fields": fields}
             )
         self._why = why
 
@@ -135,7 +135,9 @@ def _addresses(resolve: Resolve, name: str, *, loopback: bool) -> list[str]:
             return addresses
         others += said
     if others:
-        raise NoAddresses(f"{name} has no addresses but {others[0]}, where no replica may be (discovery.loopback)")
+        raise NoAddresses(
+            f"{name} has no usable addresses: {others[0]} is not allowed for replicas (discovery.loopback)"
+        )
     raise NoAddresses(f"{name} has no addresses")
 
 

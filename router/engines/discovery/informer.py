@@ -216,9 +216,7 @@ class Informer(Generic[S]):
                 self._mark_stale(str(error))
                 pause_s, refused = min(error.retry_after_s, RETRY_AFTER_MAX_S), error.refused
             except Exception as error:  # a bug, after which pods must still be followed
-                log.exception(
-                    "bug: discovery failed inside the router", extra={"event": "bug", "fields": self._fields()}
-                )
+                log.exception("bug: discovery failed", extra={"event": "bug", "fields": self._fields()})
                 self._mark_stale(f"a bug: {type(error).__name__}")
                 self._lost = True
                 await self._leave()
@@ -257,9 +255,9 @@ class Informer(Generic[S]):
                 async with asyncio.timeout(PAGE_S):
                     page = _decode_page(await self._api.list(self._namespace, PAGE_PODS, token))
             except TimeoutError:
-                raise WatchFailed(f"a list of {self._what} did not come within {PAGE_S:g} s") from None
+                raise WatchFailed(f"no list of {self._what} within {PAGE_S:g} s") from None
             except _UNREADABLE as error:
-                raise WatchFailed(f"a list of {self._what} is not as it should be: {error}") from error
+                raise WatchFailed(f"a list of {self._what} is invalid: {error}") from error
             items = page.items or []
             for first in range(0, len(items), SLICE_PODS):
                 await asyncio.sleep(0)  # yield to requests between slices
@@ -270,9 +268,9 @@ class Informer(Generic[S]):
             if not token:
                 break
         else:
-            raise WatchFailed(f"a list of {self._what} has no end after {PAGES_MAX} pages")
+            raise WatchFailed(f"a list of {self._what} has more than {PAGES_MAX} pages")
         if not page.metadata.version:
-            raise WatchFailed(f"a list of {self._what} has no version")
+            raise WatchFailed(f"a list of {self._what} has no resourceVersion")
         return _Listed(sightings, page.metadata.version, pages == 1 and loop.time() - began_s < LIST_COST_FLOOR_S)
 
     def _take(self, listed: _Listed[S]) -> None:
@@ -294,7 +292,7 @@ class Informer(Generic[S]):
                 async with asyncio.timeout(OPEN_S):
                     events = await stack.enter_async_context(self._api.watch(self._namespace, version, HELD_S))
             except TimeoutError:
-                raise WatchFailed(f"a watch of {self._what} did not begin within {OPEN_S:g} s") from None
+                raise WatchFailed(f"no watch of {self._what} within {OPEN_S:g} s") from None
             return _Watching(events, stack.pop_all())
 
     async def _listen(self, until_s: float) -> None:
@@ -337,7 +335,7 @@ class Informer(Generic[S]):
                 return
             status = _decode_status(event.object) if event.type == "ERROR" else None
         except _UNREADABLE as error:
-            raise WatchFailed(f"an event is not as it should be: {error}") from error
+            raise WatchFailed(f"an event is invalid: {error}") from error
         if status is not None:
             if status.code == 410:
                 raise Gone
@@ -368,7 +366,7 @@ class Informer(Generic[S]):
         if sighting.why:
             self._told[sighting.name] = sighting.why
             fields = {**self._fields(), "pod": sighting.name, "why": sighting.why}
-            log.warning("pod is not usable as it is", extra={"event": "pod_unusable", "fields": fields})
+            log.warning("pod is not usable", extra={"event": "pod_unusable", "fields": fields})
         else:
             del self._told[sighting.name]
 
@@ -395,6 +393,6 @@ class Informer(Generic[S]):
             self._warned = False
             stale_s = round(asyncio.get_running_loop().time() - self.stale_since_s, 3)
             log.info(
-                "discovery is fresh again",
+                "discovery is current again",
                 extra={"event": "discovery_fresh", "fields": {**self._fields(), "stale_s": stale_s}},
             )

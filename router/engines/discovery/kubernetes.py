@@ -182,7 +182,7 @@ class KubernetesDiscovery:
         """Return the current state of the view."""
         replicas = sum(replica.ready for replica in self._given or ())
         if not self._sources:
-            return Status(fresh=False, why="discovery has not begun", replicas=replicas)
+            return Status(fresh=False, why="discovery has not started", replicas=replicas)
         stale = [(source.label, why, source.stale_since_s) for source in self._sources if (why := source.why)]
         errors = sum(source.errors for source in self._sources)
         if not stale:
@@ -246,7 +246,7 @@ class KubernetesDiscovery:
     def _found_nothing(self) -> None:
         """Log that no pod is a replica. This is not a failure, so no other line would report it."""
         sought = {
-            "selector": self._selector or "none, so pods of known stacks",
+            "selector": self._selector or "none: pods of known engine deployments",
             "namespaces": ",".join(self._namespaces),
         }
         if self._pools:
@@ -261,7 +261,7 @@ class KubernetesDiscovery:
         if left_out and not self._left_out:
             fields = {"source": self.source, "replicas_max": self._settings.replicas_max, "left_out": left_out}
             log.warning(
-                "there are more replicas than discovery.replicas_max",
+                "more replicas are found than discovery.replicas_max",
                 extra={"event": "replicas_over_max", "fields": fields},
             )
         self._left_out = left_out
@@ -282,6 +282,6 @@ def find_namespace(kubeconfig: str) -> str:
         return OWN_NAMESPACE.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ValueError(
-            "discovery.namespaces: is needed outside of a pod (and so is discovery.kubeconfig), or where its service "
-            "account's token is not mounted"
+            "discovery.namespaces: is required outside of a pod (together with discovery.kubeconfig), "
+            "and in a pod without a mounted service account token"
         ) from error

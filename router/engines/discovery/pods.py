@@ -168,7 +168,7 @@ def read(raw: bytes | msgspec.Raw, rule: PodMapping) -> ParsedPod | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return ParsedPod(bare.name, bare.resource_version, why=f"not as a pod should be: {error}")
+        return ParsedPod(bare.name, bare.resource_version, why=f"invalid pod: {error}")
     name, version = pod.metadata.name, pod.metadata.resource_version
     address = _address(pod.status.pod_ip or "")
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
@@ -178,7 +178,7 @@ def read(raw: bytes | msgspec.Raw, rule: PodMapping) -> ParsedPod | None:
     if rule.known_only and stack is None:
         return ParsedPod(name, version)
     if not is_public(pod.status.pod_ip or "", loopback=rule.loopback):
-        return ParsedPod(name, version, why=f"its address is {address}, where no replica may be (discovery.loopback)")
+        return ParsedPod(name, version, why=f"its address {address} is not allowed for replicas (discovery.loopback)")
     if stack is not None and stack.port and not rule.port:
         rule = PodMapping(rule.scheme, stack.port, split=rule.split)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
@@ -279,7 +279,7 @@ def _hosts(status: _Status, rule: PodMapping) -> tuple[str, ...]:
 def _number(text: str, what: str, beyond: int = 0) -> int:
     """Return a port number plus `beyond`. Raises _Unclear if the text or the sum is not a port."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536 - beyond):
-        raise _Unclear(f"{what} is not a port: {text[:64]!r}")
+        raise _Unclear(f"{what} is not a valid port: {text[:64]!r}")
     return int(text) + beyond
 
 
@@ -296,14 +296,12 @@ def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
         if named := {port.container_port: container for port, container in ports if port.name == name}:
             return _only(named, f"several ports are named {name}")
     if wanted:
-        raise _Unclear(f"{who} says {wanted[:64]!r}, and no container has a port of that name")
+        raise _Unclear(f"{who} is {wanted[:64]!r}, but no container has a port of that name")
     if not own:
-        raise _Unclear(
-            f"no container says a port: name one {PORT_NAME}, or set discovery.port or the annotation {PORT}"
-        )
+        raise _Unclear(f"no container has a port: name one {PORT_NAME}, or set discovery.port or the annotation {PORT}")
     return _only(
         {port.container_port: container for port, container in own},
-        f"several ports, none named {PORT_NAME}: set discovery.port or the annotation {PORT}",
+        f"several ports, but none named {PORT_NAME}: set discovery.port or the annotation {PORT}",
     )
 
 

@@ -142,7 +142,7 @@ class PoolInformer:
                     await self._adjust()
                 except Exception:  # a bug, after which the pool must still be followed
                     fields = {"source": "kubernetes", "pool": f"{self._namespace}/{self._name}"}
-                    log.exception("bug: discovery failed inside the router", extra={"event": "bug", "fields": fields})
+                    log.exception("bug: discovery failed", extra={"event": "bug", "fields": fields})
                 self._changed()
         finally:
             following.cancel()
@@ -202,16 +202,16 @@ class PoolInformer:
         self._told = said
         if pool is None:
             log.warning(
-                "there is no such InferencePool, so it brings no replica",
+                "the InferencePool does not exist, so it selects no replicas",
                 extra={"event": "pool_missing", "fields": fields},
             )
         elif said[0] == "unusable":
             self._faulty_since_s = asyncio.get_running_loop().time()
             log.warning(
-                "InferencePool cannot be followed as it is",
+                "InferencePool is not usable",
                 extra={"event": "pool_unusable", "fields": fields | {"why": pool.trouble}},
             )
         else:
             _, selector, ports, picker, failure_mode = said
             fields |= {"selector": selector, "ports": ports, "picker": picker, "failure_mode": failure_mode}
-            log.info("InferencePool is followed", extra={"event": "pool_followed", "fields": fields})
+            log.info("InferencePool is usable", extra={"event": "pool_followed", "fields": fields})

@@ -97,7 +97,7 @@ def read_pool(raw: bytes | msgspec.Raw) -> ParsedPool | None:
             bare = _decode_bare(raw).metadata
         except _UNREADABLE:
             return None
-        return ParsedPool(bare.name, bare.resource_version, trouble=f"not as a pool should be: {error}")
+        return ParsedPool(bare.name, bare.resource_version, trouble=f"invalid InferencePool: {error}")
     name, version = pool.metadata.name, pool.metadata.resource_version
     if pool.metadata.deletion_timestamp:
         return ParsedPool(name, version, going=True)
@@ -116,18 +116,18 @@ def read_pool(raw: bytes | msgspec.Raw) -> ParsedPool | None:
 def _trouble(labels: dict[str, str], ports: tuple[int, ...]) -> str:
     """Return the problem of a pool's selector or ports; "" without one."""
     if not labels:
-        return "its spec.selector.matchLabels is empty, which would take every pod of the namespace"
+        return "its spec.selector.matchLabels is empty, which would select every pod of the namespace"
     if len(labels) > LABELS_MAX:
         return f"its spec.selector.matchLabels has {len(labels)} labels, more than {LABELS_MAX}"
     for key, value in labels.items():
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            return f"its spec.selector.matchLabels has no label: {key[:64]!r}: {value[:64]!r}"
+            return f"its spec.selector.matchLabels has an invalid label: {key[:64]!r}: {value[:64]!r}"
     if not ports:
-        return "its spec.targetPorts is empty, so nothing says where engines listen"
+        return "its spec.targetPorts is empty, so the engines' port is unknown"
     if len(ports) > PORTS_MAX:
         return f"its spec.targetPorts has {len(ports)} ports, more than {PORTS_MAX}"
     if wrong := [port for port in ports if not 0 < port < 65_536]:
-        return f"its spec.targetPorts has {wrong[0]}, which is no port"
+        return f"its spec.targetPorts has {wrong[0]}, which is not a valid port"
     return ""
 
 

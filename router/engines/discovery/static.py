@@ -90,5 +90,5 @@ class StaticDiscovery:
         self._leaving = {url: until_s for url, until_s in leaving.items() if url in alone and now_s < until_s}
         if lost := sorted(alone - self._leaving.keys()):
             fields = {"replicas": lost, "after_s": self._kept_s}
-            text = "replicas left the settings, and none that came is ready to serve what they did"
+            text = "replicas were removed from the settings, and no new one is ready to serve their models"
             log.warning(text, extra={"event": "left_unreplaced", "fields": fields})

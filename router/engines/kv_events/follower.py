@@ -92,7 +92,7 @@ class EventStreamReader:
         self._spent_s = 0.0
         self._look = asyncio.Event()  # set to query the replica for its source again
         self._events = self._blocks = 0
-        self._why, self._graded = "not asked yet", Confidence.ESTIMATED
+        self._why, self._graded = "not requested yet", Confidence.ESTIMATED
         self._lag_s: float | None = None  # lag of the last batch when it was received
         self._lateness = EventLag()
         self._turns: Turns | None = None  # turns of the stream that is followed
@@ -149,7 +149,7 @@ class EventStreamReader:
                 found = self._found
                 if isinstance(found, Source):
                     await self._follow(found)
-                    self._grade(Confidence.ESTIMATED, "its KV events are not where they were")
+                    self._grade(Confidence.ESTIMATED, "the address of its KV events changed")
                 else:
                     if isinstance(found, EventsDisabled):
                         self._grade(Confidence.ESTIMATED, found.why)
@@ -169,10 +169,10 @@ class EventStreamReader:
             except NoAnswer as silent:
                 wait_s = min(wait_s, FIND_AGAIN_S)
                 if self._found is None:
-                    self._grade(Confidence.ESTIMATED, f"does not say where its KV events are: {silent}")
+                    self._grade(Confidence.ESTIMATED, f"does not report the address of its KV events: {silent}")
             except Exception:  # a bug in a page's reader must not end the loop
                 log.exception(
-                    "bug: looking for KV events failed", extra={"event": "bug", "fields": {"replica": self.replica.id}}
+                    "bug: search for KV events failed", extra={"event": "bug", "fields": {"replica": self.replica.id}}
                 )
             else:
                 if found != self._found:
@@ -208,8 +208,8 @@ class EventStreamReader:
             self._stop_replay()
             if subscription is not None:
                 subscription.close()
-        self._report_proof("publishes elsewhere, or not at all")
-        self._sink.clear(self.replica.id, "publishes elsewhere, or not at all", self._shared.clock())
+        self._report_proof("publishes at another address, or not at all")
+        self._sink.clear(self.replica.id, "publishes at another address, or not at all", self._shared.clock())
 
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
         """Receive and apply events until the source changes."""
@@ -252,13 +252,13 @@ class EventStreamReader:
             handover.told(id_, 0, against)
             return
         clock, told = self._shared.clock, state.stream
-        stream.rewind("going on from what another process knew", clock())
+        stream.rewind("resumed from another process's state", clock())
         await self._perform(stream)
         try:
             await import_state(state, handover.state_sink, id_, CooperativeBudget())
         except UnreadableState as error:
             handover.told(id_, 0, str(error))
-            stream.resync(f"what another process knew cannot be read: {error}", clock())
+            stream.resync(f"the other process's state is invalid: {error}", clock())
             return
         self._unproven = max(1, state.blocks)
         grade = Confidence.EXACT if told.exact else Confidence.CATCHING_UP

@@ -18,7 +18,7 @@ from router.core.types.placements import Confidence
 from router.eventloop import CooperativeBudget
 
 DIGEST_BYTES = 16
-ANOTHER = "another process publishes"
+ANOTHER = "the publisher is a different process"
 
 
 @dataclass(slots=True)
@@ -63,16 +63,16 @@ def why_not_resumable(stream: KvStream, state: EngineState) -> str | None:
     """Return the reason why a stream must not continue from a state; "" if it may, None if that is not known yet."""
     told = state.stream
     if not stream.replays:
-        return "no replay endpoint, so nothing proves that the engine is still the same"
+        return "without a replay endpoint the engine cannot be verified as the same"
     if stream.last_seq < 0:
         return ""
     if stream.suspended or stream.phase is not Phase.FOLLOWING:
         return None
     if stream.grade is Confidence.EXACT:
-        return "its own events have told all of it"
+        return "its own events have already covered the saved state"
     if told.seq > stream.last_seq:
         return None
     same = stream.is_applied(told.seq, int.from_bytes(told.digest, "big"))
     if same is None:
-        return "batches since are not all known"
+        return "batches since then are incomplete"
     return "" if same else ANOTHER

@@ -126,10 +126,10 @@ class EventSourceResolver:
             if status == 200:
                 return await self._sglang(replica, page)
         except _UNREADABLE as error:
-            return EventsDisabled(f"what it says of its KV events cannot be read: {error}")
+            return EventsDisabled(f"its description of KV events is invalid: {error}")
         if status not in _ASKED:
             raise NoAnswer(f"/server_info: status {status}")
-        return EventsDisabled("says nothing of KV events (no /kv_event_sources or /server_info)")
+        return EventsDisabled("does not describe its KV events (no /kv_event_sources or /server_info)")
 
     async def _vllm(self, replica: Replica, page: bytes) -> Source | EventsDisabled:
         listed = msgspec.json.decode(page, type=dict[int, _Vllm])
@@ -137,9 +137,9 @@ class EventSourceResolver:
             return EventsDisabled("KV events are switched off (--kv-events-config)")
         ranks = sorted(listed)  # a server with only a part of the ranks counts its own from 0
         if replica.rank is None and len(ranks) > 1:
-            return EventsDisabled(f"has {len(ranks)} data-parallel ranks, each with a cache of its own")
+            return EventsDisabled(f"has {len(ranks)} data-parallel ranks with separate caches")
         if (replica.rank or 0) >= len(ranks):
-            return EventsDisabled(f"names no source for rank {replica.rank}")
+            return EventsDisabled(f"has no event source for rank {replica.rank}")
         said = listed[ranks[replica.rank or 0]]
         if not said.enable_kv_cache_events or said.publisher != "zmq" or not said.endpoint:
             return EventsDisabled("KV events are not published over ZeroMQ (--kv-events-config)")
@@ -168,13 +168,13 @@ class EventSourceResolver:
         host = URL(replica.url).host or ""
         if said.startswith("ipc://"):
             if not said.startswith("ipc:///") or "\0" in said or not _is_loopback(host):
-                return EventsDisabled(f"publishes on {said[:200]}, and is not on this machine")
+                return EventsDisabled(f"publishes on {said[:200]}, but is not on this machine")
             return said
         if not said:
             return ""
         named, port = _parse_endpoint(said)
         if not port:
-            return EventsDisabled(f"publishes on {said[:200]}, which is no address to connect to")
+            return EventsDisabled(f"publishes on {said[:200]}, which is not a valid address")
         if named not in _ANY and not await _same_host(named, host):
             if self._bound_port is not None:
                 return ""
@@ -205,7 +205,7 @@ def _build_discovered_source(replica: Replica) -> Source | EventsDisabled:
         host, port = _parse_endpoint(first)
         port += replica.rank or 0
         if not 0 < port < 1 << 16 or not host:
-            return EventsDisabled(f"has no KV events at {first[:200]}, where discovery says")
+            return EventsDisabled(f"has no KV events at {first[:200]}, the address from discovery")
         ends.append(endpoint_at(host, port))
     return Source(*ends)
 

@@ -130,7 +130,7 @@ class EventStreamManager:
         try:
             await follower.run()
         except Exception:  # a bug: the replica's blocks are no longer followed
-            why, now_s = "the router failed to follow its events", self._clock()
+            why, now_s = "bug: reading its events failed", self._clock()
             self._sink.clear(replica.id, why, now_s)
             self._sink.grade(replica.id, Confidence.ESTIMATED, why, now_s)
             raise
@@ -224,7 +224,7 @@ class EventStreamManager:
         host = "" if topic in self._named else _topic_host(topic)
         if follower is None or not follower.connects or (host and peer and not same_peer(peer, host)):
             self._refuse(
-                topic, peer, "no replica has this topic" if follower is None else "not from its replica's host"
+                topic, peer, "no replica has this topic" if follower is None else "the sender is not the replica's host"
             )
         elif follower.stream is not None:
             follower.stream.live(seq, payload, self._clock())
@@ -251,7 +251,8 @@ class EventStreamManager:
             self._refused.add(topic)
             fields = {"topic": topic[:200].decode(errors="replace"), "peer": peer, "why": why}
             log.warning(
-                "KV events of an unknown publisher are dropped", extra={"event": "unknown_publisher", "fields": fields}
+                "KV events of an unknown publisher are discarded",
+                extra={"event": "unknown_publisher", "fields": fields},
             )
 
     def _publisher(self, topic: bytes) -> str:
@@ -269,7 +270,7 @@ class EventStreamManager:
         bound = [one.replica for one in self._followers.values() if one.connects]
         here = [replica for replica in bound if peer and same_peer(peer, URL(replica.url).host or "")]
         for replica in here or bound:
-            self.suspect(replica.id, "a publisher's connection ended")
+            self.suspect(replica.id, "the connection of a publisher was closed")
 
 
 def _address(replica: Replica) -> bytes:

@@ -306,7 +306,7 @@ class Events(Collector):
         text = "Learned time to load one token from a tier of the replica."
         yield gauge("replica_load_seconds_per_token", text, ("replica", "tier"), loads)
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
-        text = "Fraction of the replica's last 200 answers whose cached tokens were predicted exactly."
+        text = "Fraction of the replica's last 200 answers with an exact prediction of cached tokens."
         yield gauge("replica_predictions_equal_ratio", text, ("replica",), shares)
         text = "Prompts for tokenization, by outcome."
         yield counters("prompts_tokenized", text, "outcome", self._figures.prompts().items())

@@ -92,19 +92,19 @@ async def test_wrong_parameters_are_told(client: ClientSession, engine: FakeEngi
     ones; pages that take none refuse all."""
     async with running(engine) as app:
         for path, words in (
-            ("decisions?sesion=x", "There is no parameter 'sesion'; the nearest is 'session'."),
-            ("decisions?limit=0", "'limit' is a whole number from 1 to 500, not '0'."),
+            ("decisions?sesion=x", "Unknown parameter 'sesion'; the nearest is 'session'."),
+            ("decisions?limit=0", "'limit' must be an integer from 1 to 500, not '0'."),
             ("decisions?limit=501", "from 1 to 500"), ("decisions?limit=1&limit=2", "'limit' is given twice"),
             ("decisions?limit=x", "takes id, session, model, reason, tenant, replica, status, from_s, to_s, before"),
-            ("decisions?status=700", "'status' is a status such as 503"),
-            ("decisions?reason=why", "'reason' is one of warm"),
+            ("decisions?status=700", "'status' must be a status such as 503"),
+            ("decisions?reason=why", "'reason' must be one of warm"),
             ("decisions?id=" + "x" * 600, "longer than 512"),
-            ("replicas?limit=1", "/admin/replicas takes no parameters."),
-            ("observatory?x=1", "takes no parameters"), ("index?x", "takes no parameters"),
+            ("replicas?limit=1", "/admin/replicas has no parameters."),
+            ("observatory?x=1", "has no parameters"), ("index?x", "has no parameters"),
             ("series?from_s=2&to_s=1", "must be before"), ("series?step_s=7", "multiple of 5"),
             ("series?step_s=90&from_s=0&to_s=900", "multiple of 60"),
-            ("series?from_s=1790000000&to_s=1795600000&step_s=3600", "steps of 21600 s do not"),
-            ("prewarm?wait=true", "takes no parameters"), ("advice?limit=1", "no parameters"),
+            ("series?from_s=1790000000&to_s=1795600000&step_s=3600", "use steps of 21600 s"),
+            ("prewarm?wait=true", "has no parameters"), ("advice?limit=1", "no parameters"),
             ("templates?x=", "no parameters"),
         ):  # fmt: skip
             error = (await page(client, f"{app.admin_url}/admin/{path}", 400))["error"]

@@ -19,7 +19,7 @@ from router.admin.history.request_history import RouterHistory
 from tests.admin.history.records import BYTES_MAX, HISTORY, Clock, kept_in, record, until
 
 ALL = DecisionFilter()
-NOT_KEPT, AGAIN = "the history is not kept", "the history is kept again"
+NOT_KEPT, AGAIN = "the history cannot be written", "the history is written again"
 
 
 async def ids(history: RouterHistory, wanted: DecisionFilter = ALL, limit: int = 500) -> list[str]:
@@ -197,7 +197,7 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog_all: pytest.Lo
     whole = path.read_bytes()
     path.write_bytes(whole[:4_096] + b"\xff" * (len(whole) - 4_096))
     two = kept_in(path, clock)
-    await until(lambda: told(caplog_all, "the history was damaged"))
+    await until(lambda: told(caplog_all, "the history file was damaged"))
     seen = observed(two, clock, 20, 500)
     await until(lambda: two.status().written >= 20)  # type: ignore[union-attr]
     assert await ids(two) == seen

@@ -63,7 +63,7 @@ def test_counters_stand_in_for_silent_answers() -> None:
     load = Load(cache_query_tokens_total=(DRIFT_TOKENS_MIN // 160 + 1) * 160, cache_hit_tokens_total=0)
     world.knowledge.on_probe("a", load, 2.0)
     assert world.knowledge.grade_of("a")[0] is Confidence.ESTIMATED
-    assert "it counted 0" in world.knowledge.grade_of("a")[1]
+    assert "the engine counted 0" in world.knowledge.grade_of("a")[1]
 
 
 def test_more_blocks_than_the_index_may_hold_are_never_exact() -> None:
@@ -196,7 +196,7 @@ def test_all_ledgers_share_one_budget() -> None:
     assert world.knowledge.bytes_used == 3_900 * BLOCK_BYTES
     world.store(prompt_of(BLOCK * 500, salt=b"more"), "b")
     assert world.knowledge.bytes_used <= 4_000 * BLOCK_BYTES
-    assert world.knowledge.grade_of("a") == (Confidence.CATCHING_UP, "it holds more blocks than the index may")
+    assert world.knowledge.grade_of("a") == (Confidence.CATCHING_UP, "it has more blocks than the index may hold")
     assert world.knowledge.grade_of("b")[0] is world.knowledge.grade_of("c")[0] is Confidence.EXACT
     assert world.held(prompt_of(BLOCK * 500, salt=b"more"))["b"] == 500 * BLOCK
     assert 0 < world.held(prompt_of(BLOCK * 2_000, salt=b"a"))["a"] < 2_000 * BLOCK

@@ -39,7 +39,10 @@ def test_an_engine_that_keeps_nothing_to_replay() -> None:
     owner.replay()
     owner.live(7)
     owner.replay()
-    assert owner.state == (Confidence.CATCHING_UP, "joined late, at batch 7: replay is empty though batches came")
+    assert owner.state == (
+        Confidence.CATCHING_UP,
+        "joined late, at batch 7: the replay is empty although batches arrived",
+    )
     assert owner.numbers == [7]
 
 
@@ -50,7 +53,7 @@ def test_a_late_join_becomes_exact_by_a_clear() -> None:
     assert owner.state == (Confidence.CATCHING_UP, "joined late: the replay begins at batch 5")
     owner.stream.live(7, batch(7, "A", "AllBlocksCleared"), 0.0)
     owner.steps()
-    assert owner.state == (Confidence.EXACT, "joined at a clear, in batch 7")
+    assert owner.state == (Confidence.EXACT, "joined at a clear event, in batch 7")
 
 
 @pytest.mark.parametrize("reconnect", [True, False])

@@ -51,7 +51,7 @@ def test_a_hole_in_a_replay() -> None:
     for _ in range(3):
         owner.replay(4, 7, end=False)
     owner.replay(8, 9)
-    assert owner.state == (Confidence.CATCHING_UP, "batches lost: the replay has none between batch 4 and batch 7")
+    assert owner.state == (Confidence.CATCHING_UP, "batches lost: the replay has no batch between batch 4 and batch 7")
     assert owner.numbers == [7, 8, 9]
 
 

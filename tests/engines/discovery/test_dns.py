@@ -168,7 +168,7 @@ async def test_the_last_good_set_is_kept(sets: Any, answer: Answer, why: str, ca
     assert known.status().fresh
     said = [(record.levelname, record.message.partition(":")[0]) for record in caplog.records]
     assert said == [
-        ("INFO", "discovery is fresh"), ("WARNING", "discovery is stale"), ("INFO", "discovery is fresh")
+        ("INFO", "discovery is current"), ("WARNING", "discovery is stale"), ("INFO", "discovery is current")
     ]  # fmt: skip
 
 

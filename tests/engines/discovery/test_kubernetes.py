@@ -103,7 +103,7 @@ async def test_api_server_away(api: ApiServer, tmp_path: Path, caplog: pytest.Lo
         await view.until_names("b")
         await view.until(lambda: view.discovery.status().fresh)
     said = [record.message for record in caplog.records]
-    assert said.count("discovery is stale") == said.count("discovery is fresh again") == 1
+    assert said.count("discovery is stale") == said.count("discovery is current again") == 1
 
 
 async def test_another_cause_is_told(
@@ -257,4 +257,4 @@ async def test_a_refused_selector_is_named(api: ApiServer, tmp_path: Path) -> No
     async with Followed(api, tmp_path) as view:
         await view.until(lambda: view.discovery.status().errors > 0)
         why = view.discovery.status().why
-        assert f"400: the API server does not take discovery.selector {SELECTOR!r}: told to" in why
+        assert f"400: the API server rejects discovery.selector {SELECTOR!r}: told to" in why

@@ -39,7 +39,10 @@ async def test_service_account(api: ApiServer, tmp_path: Path, monkeypatch: pyte
     async with asyncio.timeout(60):
         while discovery.status().errors < 2:
             await asyncio.sleep(0.01)
-    assert "cannot tell who we are: ConfigException: Service host/port is not set." in discovery.status().why
+    assert (
+        "the router's credentials cannot be read: ConfigException: Service host/port is not set."
+        in discovery.status().why
+    )
     assert "set discovery.kubeconfig" in discovery.status().why
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -84,7 +87,7 @@ async def test_files_of_a_service_account_change(host: str, tmp_path: Path, monk
             await api.down()
             latter = authority(api)
             await api.up()
-            await view.until(lambda: "no trust in the API server" in status().why)
+            await view.until(lambda: "the certificate of the API server is not trusted" in status().why)
             latter.cert_pem.write_to_path(str(account.authority))
             await view.until(lambda: status().fresh)
             account.token.write_text("")
@@ -133,7 +136,7 @@ async def test_one_namespace_is_forbidden(api: ApiServer, tmp_path: Path) -> Non
         await view.until_names("a", "b")
         status = view.discovery.status()
         assert (status.fresh, status.why.count("namespace ")) == (False, 3)
-        assert status.why.startswith("namespace secret: 403: we may not list pods in namespace secret, a Role")
+        assert status.why.startswith("namespace secret: 403: the router may not list pods in namespace secret, a Role")
         assert "default" not in status.why
         api.forbidden = set()  # it is created, say, and the Role with it
         await view.until(lambda: view.discovery.status().fresh)
@@ -201,7 +204,7 @@ async def test_a_page_that_is_none(api: ApiServer, tmp_path: Path) -> None:
         await view.until_names("a")
         api.odd = page
         api.close_watches()
-        await view.until(lambda: "not as it should be" in view.discovery.status().why)
+        await view.until(lambda: "is invalid" in view.discovery.status().why)
         assert view.names == {"a"}
         api.odd = None
         await view.until(lambda: view.discovery.status().fresh)

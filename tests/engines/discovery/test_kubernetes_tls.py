@@ -66,7 +66,7 @@ async def test_a_certificate_without_key_identifiers(tmp_path: Path, monkeypatch
         account.token.write_text(api.token)
         account.authority.write_bytes((tmp_path / "another.crt").read_bytes())
         async with Followed(api, tmp_path, kubeconfig="", namespaces=("default",)) as view:
-            await view.until(lambda: "no trust in the API server" in view.discovery.status().why)
+            await view.until(lambda: "the certificate of the API server is not trusted" in view.discovery.status().why)
             assert view.sets == []
             account.authority.write_bytes((tmp_path / "authority.crt").read_bytes())
             await view.until_names("a")

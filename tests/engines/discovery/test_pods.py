@@ -68,7 +68,7 @@ def test_what_a_replica_is() -> None:
 
 
 def test_where_requests_are_split_a_pod_has_all_its_addresses() -> None:
-    """Those of a pod with several, and none where no replica may be: its engine may name them to others."""
+    """Those of a pod with several, and none where is not allowed for replicas: its engine may name them to others."""
     for ips, hosts in (
         (["10.0.0.1", "fd00::1"], ("10.0.0.1", "fd00::1")),
         (["10.0.0.1"], ()),
@@ -97,7 +97,7 @@ def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> N
     log says why; this machine's own are taken where the settings say so."""
     found = seen(A, status={"podIP": address})
     assert found.claims == ()
-    assert "no replica may be" in found.why
+    assert "is not allowed for replicas" in found.why
     raw = json.dumps(merged(A, {"status": {"podIP": address}})).encode()
     local = read(raw, PodMapping(loopback=True))
     assert local is not None
@@ -145,8 +145,8 @@ def test_port() -> None:
     assert port_of(two, **{"warmroute/port": "9000"}) == 9000
     assert port_of(containers([("api", 7000)])) == 7000
     sidecars = containers([("http", 5000)], kind="initContainers")
-    assert "no container says a port" in str(port_of(containers([]) | containers([("x", 1)], kind="initContainers")))
-    assert "no container says a port" in str(port_of(containers([]) | sidecars)), "an init container that ends"
+    assert "no container has a port" in str(port_of(containers([]) | containers([("x", 1)], kind="initContainers")))
+    assert "no container has a port" in str(port_of(containers([]) | sidecars)), "an init container that ends"
     for each in sidecars["initContainers"]:
         each["restartPolicy"] = "Always"
     assert port_of(containers([("api", 7000)]) | sidecars) == 5000
@@ -156,12 +156,12 @@ def test_port() -> None:
 @pytest.mark.parametrize(
     ("spec", "annotation", "why"),
     [
-        (containers([]), "", "no container says a port"),
-        (containers([("a", 1), ("b", 2)]), "", "several ports, none named http"),
+        (containers([]), "", "no container has a port"),
+        (containers([("a", 1), ("b", 2)]), "", "several ports, but none named http"),
         (containers([("http", 1)], [("http", 2)]), "", "several ports are named http"),
-        (containers([("http", 1)]), "api", "'api', and no container has a port of that name"),
-        (containers([("http", 1)]), "0", "warmroute/port is not a port: '0'"),
-        (containers([("http", 1)]), "65536", "warmroute/port is not a port: '65536'"),
+        (containers([("http", 1)]), "api", "'api', but no container has a port of that name"),
+        (containers([("http", 1)]), "0", "warmroute/port is not a valid port: '0'"),
+        (containers([("http", 1)]), "65536", "warmroute/port is not a valid port: '65536'"),
         (containers([("http", 1)]), "٣", "no container has a port of that name"),
     ],
 )
@@ -176,7 +176,7 @@ def test_wrong_event_port_is_told() -> None:
     one = replica(found)
     assert one is not None
     assert one.events == ""
-    assert "kv-events-port is not a port: 'many'" in found.why
+    assert "kv-events-port is not a valid port: 'many'" in found.why
 
 
 def test_run() -> None:

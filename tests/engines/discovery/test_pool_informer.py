@@ -162,7 +162,9 @@ async def test_a_missing_right_on_pools_is_named(api: ApiServer, tmp_path: Path)
     async with followed(api, tmp_path) as view:
         await view.until(lambda: view.discovery.status().errors > 0)
         why = view.discovery.status().why
-        assert why.startswith("InferencePool default/main: 403: we may not list inferencepools in namespace default")
+        assert why.startswith(
+            "InferencePool default/main: 403: the router may not list inferencepools in namespace default"
+        )
         assert "list and watch on inferencepools of the group inference.networking.k8s.io, by the name main" in why
         assert view.sets == []
         api.forbidden = set()
@@ -174,7 +176,7 @@ async def test_a_cluster_that_knows_no_pools(tmp_path: Path) -> None:
     async with ApiServer(knows_pools=False) as api, followed(api, tmp_path) as view:
         await view.until(lambda: view.discovery.status().errors > 0)
         assert "does not know InferencePools" in view.discovery.status().why
-        assert "install the definitions of the Gateway API inference extension" in view.discovery.status().why
+        assert "install the CRDs of the Gateway API inference extension" in view.discovery.status().why
 
 
 async def test_an_api_server_that_is_away(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

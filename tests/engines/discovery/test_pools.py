@@ -49,15 +49,15 @@ def test_a_pool_without_a_picker() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({"selector": None}, "matchLabels is empty, which would take every pod of the namespace"),
+        ({"selector": None}, "matchLabels is empty, which would select every pod of the namespace"),
         ({"selector": {"matchLabels": {"app": None}}}, "matchLabels is empty"),
         ({"selector": {"matchLabels": {"app": "a,b!=c"}}}, "no label: 'app': 'a,b!=c'"),
         ({"selector": {"matchLabels": {"a=b,c": "d"}}}, "no label: 'a=b,c': 'd'"),
         ({"selector": {"matchLabels": {f"l{n}": "" for n in range(LABELS_MAX)}}}, "has 65 labels, more than 64"),
         ({"targetPorts": None}, "targetPorts is empty"),
         ({"targetPorts": [{"number": port} for port in range(1, 10)]}, "has 9 ports, more than 8"),
-        ({"targetPorts": [{"number": 65_536}]}, "has 65536, which is no port"),
-        ({"targetPorts": [{"number": "http"}]}, "not as a pool should be"),
+        ({"targetPorts": [{"number": 65_536}]}, "has 65536, which is not a valid port"),
+        ({"targetPorts": [{"number": "http"}]}, "invalid InferencePool"),
     ],
 )
 def test_a_pool_that_cannot_be_followed_says_why(spec: dict[str, Any], why: str) -> None:

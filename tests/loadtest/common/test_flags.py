@@ -30,15 +30,15 @@ def test_what_is_allowed_is_taken(kind: Callable[[str], Any], text: str, value: 
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (flags.integer(1, 64), "65", "'65' is not a whole number from 1 to 64"),
-        (flags.integer(1), "0", "'0' is not a whole number over 0"),
-        (flags.integer(1), "-3", "'-3' is not a whole number over 0"),
-        (flags.integer(1), "1.5", "'1.5' is not a whole number over 0"),
+        (flags.integer(1, 64), "65", "'65' is not an integer from 1 to 64"),
+        (flags.integer(1), "0", "'0' is not an integer over 0"),
+        (flags.integer(1), "-3", "'-3' is not an integer over 0"),
+        (flags.integer(1), "1.5", "'1.5' is not an integer over 0"),
         (flags.number(1), "1.01", "'1.01' is not a number from 0 to 1"),
         (flags.number(), "nan", "'nan' is not a number from 0"),
         (flags.number(), "inf", "'inf' is not a number from 0"),
         (flags.number(), "soon", "'soon' is not a number from 0"),
-        (flags.positive(), "0", "'0' is not over 0"),
+        (flags.positive(), "0", "'0' is not above 0"),
         (flags.positive(100), "101", "'101' is not a number from 0 to 100"),
     ],
 )

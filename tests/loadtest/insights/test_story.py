@@ -62,7 +62,7 @@ def test_a_small_run_finds_what_was_done(tmp_path: Path, capsys: pytest.CaptureF
     arguments = ["--replicas", "2", "--sessions", "6", "--phase-s", "20", "--time-scale", "8", "--mend", "--json"]
     assert story.main([*arguments, str(file)]) == 0
     said = capsys.readouterr().out
-    assert "Message 0 (system) holds a date or a time at byte" in said
+    assert "Message 0 (system) contains a date or time that changes, at byte" in said
     assert "Current time: 2" in said
     assert "/dashboard" in said
     document = json.loads(file.read_text())

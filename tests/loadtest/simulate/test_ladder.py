@@ -153,11 +153,11 @@ def test_rendered_for_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ladder", "16"], "'16' is not a stage: there are 3, 10, 15"),
+        (["--ladder", "16"], "'16' is not a stage: must be of 3, 10, 15"),
         (["--ladder", "--policy", "lpwl"], "no row of the ladder 'lpwl'"),
         (["--ladder", "--calibration", "h900"], "no calibration 'h900': there are qwen3-32b-2xh100, "),
-        (["--ladder", "--replicas", "4"], "--ladder does not go with --replicas"),
-        (["--ladder", "--scenario", "mooncake"], "--ladder does not go with --scenario"),
+        (["--ladder", "--replicas", "4"], "--ladder cannot be combined with --replicas"),
+        (["--ladder", "--scenario", "mooncake"], "--ladder cannot be combined with --scenario"),
     ],
 )
 def test_what_the_ladder_cannot_do_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

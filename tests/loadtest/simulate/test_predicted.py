@@ -22,9 +22,9 @@ def test_nine_in_ten_first_tokens_come_within_the_predicted_p90(name: str, load:
 
 
 def test_the_command_prints_how_good_predictions_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each scenario and load, and what it does not go with is told."""
+    """A line for each scenario and load, and what it cannot be combined with is told."""
     asked = ["--predictions", "--scenario", "working_set_3x", "--load", "below", "--requests", "300"]
     assert main(asked) == 0
     assert "within p90" in capsys.readouterr().out
     assert main([*asked, "--race"]) == 2
-    assert "--predictions does not go with --race" in capsys.readouterr().err
+    assert "--predictions cannot be combined with --race" in capsys.readouterr().err

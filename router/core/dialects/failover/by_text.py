@@ -99,7 +99,7 @@ class ResumedChat(StreamStitcher):
             self._chat.go_on_from(self._tokens)
             self._chat.approximate = self._chat.approximate or not exact
             if not exact and not self._chat.plan.takes_approximate:
-                raise FailoverMismatch("the text is cut into other tokens")
+                raise FailoverMismatch("the text has different token boundaries")
         return super()._rewritten(chunk)
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:

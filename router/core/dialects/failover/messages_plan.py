@@ -225,12 +225,12 @@ class MessagesStitcher:
             usage = chunk.get("usage")
             return said + self._end(usage) if usage and not chunk["choices"] else said
         except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
-            raise FailoverMismatch("an event that is none") from error
+            raise FailoverMismatch("an invalid event") from error
 
     def _choice(self, choice: dict[str, Any]) -> bytes:
         delta, made = choice.get("delta") or {}, b""
         if delta.get("reasoning") or delta.get("reasoning_content"):
-            raise FailoverMismatch("reasoning begins anew")
+            raise FailoverMismatch("reasoning starts again")
         if text := delta.get("content"):
             made += self._begin("text", {"type": "text", "text": ""})
             self._carried.note(text)
@@ -266,7 +266,7 @@ class MessagesStitcher:
 
     def _end(self, usage: dict[str, Any]) -> bytes:
         if self._finish is None:
-            raise FailoverMismatch("it ends without a reason")
+            raise FailoverMismatch("it ends without a stop reason")
         reason, matched = self._finish
         stopped = isinstance(matched, str)
         delta = {"stop_reason": "stop_sequence" if stopped else _REASONS.get(reason, "end_turn")}

@@ -83,7 +83,7 @@ class AlreadyComplete(Exception):
     """The whole answer was sent, and only its end is missing. `events` are the end as the engine would have sent it."""
 
     def __init__(self, events: bytes) -> None:
-        super().__init__("all of the answer was said")
+        super().__init__("the answer was already complete")
         self.events = events
 
 

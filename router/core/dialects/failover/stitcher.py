@@ -61,7 +61,7 @@ class StreamStitcher:
                 return b""
             return self._rewritten(chunk)
         except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
-            raise FailoverMismatch("an event that is none") from error
+            raise FailoverMismatch("an invalid event") from error
 
     def _rewrite_after_abort(self, event: bytes) -> bytes:
         data = sse.payload(event)
@@ -94,7 +94,7 @@ class StreamStitcher:
         text, finish = choice.pop("text", None) or "", choice.get("finish_reason")
         again = self._expected[: len(text)]
         if not text.startswith(again) or (finish and len(again) < len(self._expected)):
-            raise FailoverMismatch("what was said is not said again")
+            raise FailoverMismatch("the repeated part of the answer differs")
         self._expected = self._expected[len(again) :]
         made_text, text = text, text[len(again) :]
         carried.note(ids, made_text, text)

@@ -144,7 +144,7 @@ def _build_fault_row(fault: Fault, head: Head, of: AdviceContext) -> dict[str, A
     last, text = loss.last, said_of(loss)
     templates = _templates(fault, head, of.branches)
     if templates > 1:
-        text += f" This is so in {templates} templates."
+        text += f" {templates} templates have this problem."
     if evicted >= FILLS_SHARE * loss.tokens / of.weight and round(evicted):
         text += f" Its prompts fill the caches: {_short(evicted)} of these tokens were evicted."
     row = _row(loss.change.value, text, fault.tokens / of.weight, loss.requests / of.weight, of)
@@ -167,30 +167,30 @@ def _build_fault_row(fault: Fault, head: Head, of: AdviceContext) -> dict[str, A
 
 # -- differences ---------------------------------------------------------------------------------------------------
 
-_AWAY = "Everything behind it is computed again each time: move it to the end, into the last user message."
-_TOOLS = "All behind them is computed again. Bring the same tools with every request, and narrow them with tool_choice."
+_AWAY = "Everything after it is recomputed each time. Move it to the end, into the last user message."
+_TOOLS = (
+    "Everything after them is recomputed. Send the same tools with every request, and restrict them with tool_choice."
+)
 
 # `{place}` begins a sentence, `{at}` is a byte, `{orders}` is the number of orders seen.
 _SAID: Mapping[DifferenceKind, str] = {
-    DifferenceKind.TIMESTAMP: "{place} holds a date or a time at byte {at} that changes. " + _AWAY,
-    DifferenceKind.IDENTIFIER: "{place} holds an identifier (a UUID, a request id) at byte {at} that changes. " + _AWAY,
-    DifferenceKind.COUNTER: "{place} holds a number at byte {at} that changes. " + _AWAY,
-    DifferenceKind.TOOL_ORDER: "The tools come in {orders}. Sort them, or let the router do it ("
-    "insights.normalize_tools: sort_tools): in another order they are another prompt.",
+    DifferenceKind.TIMESTAMP: "{place} contains a date or time that changes, at byte {at}. " + _AWAY,
+    DifferenceKind.IDENTIFIER: "{place} contains an identifier (a UUID, a request id) that changes, at byte {at}. "
+    + _AWAY,
+    DifferenceKind.COUNTER: "{place} contains a number that changes, at byte {at}. " + _AWAY,
+    DifferenceKind.TOOL_ORDER: "The tools have {orders}. Each order is a different prompt. "
+    "Sort the tools, or set insights.normalize_tools to sort_tools.",
     DifferenceKind.TOOL_ADDED: "Tools are added from one request to the next. " + _TOOLS,
-    DifferenceKind.TOOL_REMOVED: "Tools are left out from one request to the next. " + _TOOLS,
-    DifferenceKind.KEY_ORDER: "{place} has JSON whose keys change their order. Serialise it canonically{repair}.",
-    DifferenceKind.WHITESPACE: "{place} differs in white space only, at byte {at}. Write it the same way every time.",
+    DifferenceKind.TOOL_REMOVED: "Tools are removed from one request to the next. " + _TOOLS,
+    DifferenceKind.KEY_ORDER: "{place} has JSON with a changing order of keys. Serialize it canonically{repair}.",
+    DifferenceKind.WHITESPACE: "{place} differs only in white space, at byte {at}. Always write it the same way.",
     DifferenceKind.EDITED_HISTORY: ""
-    "History is rewritten at message {message}. Append instead of changing what was said: "
-    "all behind the change is computed again.",
+    "The history is changed at message {message}. Append instead: everything after the change is recomputed.",
     DifferenceKind.TRUNCATED_HISTORY: ""
-    "Old messages are dropped, from message {message} on. Keep the prefix, or cut rarely and "
-    "much at a time.",
+    "Old messages are removed, from message {message} on. Keep the prefix, or truncate rarely and by larger amounts.",
     DifferenceKind.REORDERED_CONTEXT: ""
-    "{place} has the same passages in another order. Sort retrieved passages by a key that "
-    "does not change, such as their id.",
-    DifferenceKind.OTHER: "{place} changes at byte {at}. Keep it the same, or move what changes to the end.",
+    "{place} has the same passages in a different order. Sort retrieved passages by a constant key such as their id.",
+    DifferenceKind.OTHER: "{place} changes at byte {at}. Keep it constant, or move the changing part to the end.",
 }
 
 
@@ -226,17 +226,17 @@ def _build_reason_row(miss: MissReason, tokens: float, above: Sequence[Any], of:
     return _row(miss.value, text, tokens, of.sums[REQUESTS], of)
 
 
-_EVICTED = "Prefixes were evicted before they were asked for again. "
+_EVICTED = "Prefixes were evicted before they were requested again. "
 
 
 def _describe_evicted(tokens: float, of: AdviceContext) -> str:
     if not of.kv_tokens:
-        return _EVICTED + "The fleet's KV memory is too small for what is asked for within an hour."
+        return _EVICTED + "The fleet's KV memory is too small for the prompts of an hour."
     return _EVICTED + _room(tokens, of) + ": add replicas or KV offloading, or shorten prompts."
 
 
 def _crowded_out(tokens: float, of: AdviceContext) -> str:
-    text = _EVICTED + "First mend the rows above: they fill the caches."
+    text = _EVICTED + "Fix the rows above first: they fill the caches."
     return text + (f" {_room(tokens, of)}." if of.kv_tokens else "")
 
 
@@ -248,8 +248,8 @@ def _room(tokens: float, of: AdviceContext) -> str:
 def _describe_spilled(_: float, of: AdviceContext) -> str:
     saved = of.format_sum(of.sums[SAVED_MS] / 1e3, of.sums[REQUESTS], "s of waiting")
     return (
-        "Prefixes were computed again where it was quicker than to wait for the replica that holds them, which saved "
-        f"{saved}. More replicas would need less of it."
+        "Prefixes were recomputed because that was faster than waiting for the replica with the cached prefix. "
+        f"This saved {saved}. More replicas reduce such recomputation."
     )
 
 
@@ -259,18 +259,18 @@ _BY_FIGURES: Mapping[MissReason, Callable[[float, AdviceContext], str]] = {
 }
 _TEXTS: Mapping[MissReason, str] = {
     MissReason.REPLICA_LOST: (
-        "Prefixes were held by replicas that left or were restarted. Restart rarely and one at a time, and warm new "
-        "replicas (prewarm.templates)."
+        "Replicas with cached prefixes were removed or restarted. Restart rarely and one at a time, "
+        "and prewarm new replicas (prewarm.templates)."
     ),
     MissReason.IDENTITY: (
-        "Prefixes are held for another model, adapter, salt or tenant. Use one for what may be shared."
+        "Prefixes are cached for another model, adapter, salt or tenant. Use the same one if prompts may be shared."
     ),
     MissReason.MISPREDICTED: (
-        "Prefixes were thought to be held and were not. Let replicas tell what they hold (events.enabled), and see "
-        "that prefix caching is on."
+        "Prefixes were predicted as cached and were not. Turn on KV events (events.enabled), "
+        "and check that prefix caching is on."
     ),
-    MissReason.COLD: "Prompts begin like none before. If they have something in common, put it first.",
-    MissReason.UNSUPPORTED: "The router cannot read these prompts, so it places them blindly.",
+    MissReason.COLD: "Prompts have no known beginning. If they have a common part, put it first.",
+    MissReason.UNSUPPORTED: "The router cannot parse these prompts, so it places them without cache information.",
 }
 
 

@@ -112,19 +112,19 @@ def test_a_group_says_what_its_last_requests_were_like() -> None:
 @pytest.mark.parametrize(
     ("change", "more", "text"),
     [
-        (DifferenceKind.TIMESTAMP, {}, "Message 0 (system) holds a date or a time at byte 41"),
-        (DifferenceKind.IDENTIFIER, {}, "an identifier (a UUID, a request id) at byte 41"),
-        (DifferenceKind.COUNTER, {}, "a number at byte 41"),
-        (DifferenceKind.TOOL_ORDER, {"message": -1, "path": "tools"}, "The tools come in 3 orders. Sort them"),
-        (DifferenceKind.TOOL_ADDED, {"message": -1, "path": "tools"}, "Bring the same tools"),
-        (DifferenceKind.TOOL_REMOVED, {"message": -1, "path": "tools"}, "Bring the same tools"),
+        (DifferenceKind.TIMESTAMP, {}, "Message 0 (system) contains a date or time that changes, at byte 41"),
+        (DifferenceKind.IDENTIFIER, {}, "an identifier (a UUID, a request id) that changes, at byte 41"),
+        (DifferenceKind.COUNTER, {}, "a number that changes, at byte 41"),
+        (DifferenceKind.TOOL_ORDER, {"message": -1, "path": "tools"}, "The tools have 3 orders."),
+        (DifferenceKind.TOOL_ADDED, {"message": -1, "path": "tools"}, "Send the same tools"),
+        (DifferenceKind.TOOL_REMOVED, {"message": -1, "path": "tools"}, "Send the same tools"),
         (DifferenceKind.KEY_ORDER, {"message": -1, "path": "tools[2].function.parameters"}, "canonical_tools"),
-        (DifferenceKind.WHITESPACE, {}, "white space only, at byte 41"),
-        (DifferenceKind.EDITED_HISTORY, {"message": 4}, "rewritten at message 4. Append"),
+        (DifferenceKind.WHITESPACE, {}, "only in white space, at byte 41"),
+        (DifferenceKind.EDITED_HISTORY, {"message": 4}, "changed at message 4. Append"),
         (
             DifferenceKind.TRUNCATED_HISTORY,
             {"message": 3},
-            "Old messages are dropped, from message 3 on. Keep the prefix",
+            "Old messages are removed, from message 3 on. Keep the prefix",
         ),
         (DifferenceKind.REORDERED_CONTEXT, {"message": 1, "role": "user"}, "Message 1 (user) has the same passages"),
         (DifferenceKind.OTHER, {"message": -1, "path": ""}, "The beginning of the prompt changes at byte 41"),
@@ -226,7 +226,7 @@ def test_orders_of_tools_are_counted_together() -> None:
         differs(of, 1 + piece % 2, 10, DifferenceKind.TOOL_ORDER, **place)
     of.settle(BEGAN_S + 1)
     (row,) = page(of)
-    assert row["text"].startswith("The tools come in 6 orders.")
+    assert row["text"].startswith("The tools have 6 orders.")
     assert row["lost_tokens"] == 60
 
 

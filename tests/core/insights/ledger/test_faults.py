@@ -47,7 +47,7 @@ def test_a_fault_of_several_templates_is_one_row() -> None:
     assert rows(of) == [("timestamp", 6, 400, 2), ("timestamp", 890, 70, 1)]
     first, second = page(of)
     assert "at byte 6 that changes" in first["text"]
-    assert first["text"].endswith("This is so in 2 templates.")
+    assert first["text"].endswith("2 templates have this problem.")
     assert "templates" not in second["text"]
 
 
@@ -108,7 +108,7 @@ def test_evictions_before_a_fault_are_not_its_own() -> None:
     of.settle(BEGAN_S + 2)
     first, second = page(of)
     assert (first["change"], first["lost_tokens"]) == ("evicted", pytest.approx(14_300, abs=5))
-    assert "First mend" not in first["text"]
+    assert "Fix the rows" not in first["text"]
     assert (second["change"], second["evicted_tokens"]) == ("timestamp", 0)
 
 
@@ -123,7 +123,7 @@ def test_evictions_of_others_come_behind_the_faults() -> None:
     fault, evicted = page(of, kv_tokens=10_000)
     assert (fault["change"], fault["evicted_tokens"]) == ("timestamp", 0)
     assert (evicted["change"], evicted["lost_tokens"]) == ("evicted", 900)
-    assert "First mend the rows above: they fill the caches." in evicted["text"]
+    assert "Fix the rows above first: they fill the caches." in evicted["text"]
     assert "add replicas" not in evicted["text"]
     of = ledger()
     of.observe(record(1.0, misses={MissReason.EVICTED: 900}))
