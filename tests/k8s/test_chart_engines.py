@@ -193,12 +193,12 @@ def test_replicas_that_pull_reach_each_other() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pulls": {"memoryGiB": 8}}, "pulls of 'sim' need engine vllm"),
-        ({"image": ""}, "is simulated and needs an image"),
-        ({"engine": "vllm"}, "needs model, its name on the hub or a folder"),
-        ({"engine": "vllm", "model": "/models/a"}, "nothing is mounted at /models/a"),
-        ({"nodesPerGroup": 2}, "needs kind LeaderWorkerSet"),
-        ({"kind": "LeaderWorkerSet"}, "leave out kind"),
+        ({"pulls": {"memoryGiB": 8}}, "pulls of 'sim' require engine vllm"),
+        ({"image": ""}, "is simulated and requires an image"),
+        ({"engine": "vllm"}, "requires model: its name on the hub or a folder"),
+        ({"engine": "vllm", "model": "/models/a"}, "no volume is mounted at /models/a"),
+        ({"nodesPerGroup": 2}, "requires kind LeaderWorkerSet"),
+        ({"kind": "LeaderWorkerSet"}, "remove kind"),
         ({"autoscaling": {"minReplicas": 9}}, "maxReplicas is less than minReplicas"),
         ({"gpu": 2}, "gpu"),
         ({"engine": "tgi"}, "engine"),
@@ -212,8 +212,8 @@ def test_wrong_values_are_refused(change: dict[str, Any], said: str) -> None:
 
 def test_no_model_and_two_of_a_name_are_refused() -> None:
     """Engines that are on have models, each of its own name."""
-    assert "engines.models is needed" in refused()
-    assert "two are named 'sim'" in refused(MODELS[0], MODELS[0])
+    assert "engines.models is required" in refused()
+    assert "the name 'sim' is duplicated" in refused(MODELS[0], MODELS[0])
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs all of 127.0.0.0/8")
@@ -348,14 +348,14 @@ def test_roles_that_make_no_sense_are_refused() -> None:
     """SGLang's servers of a role without their handshake would refuse every request, and a port that the engines'
     policies keep closed would let nobody prefill."""
     half = MODELS[2] | {"role": "decode"}
-    assert "config.disagg.kv_connector: sglang is needed for the role of 'qwen'" in refused(half)
-    assert "config.disagg.kv_connector: one of vllm's is needed for the role of 'llama'" in refused(
+    assert "config.disagg.kv_connector: sglang is required for the role of 'qwen'" in refused(half)
+    assert "config.disagg.kv_connector: a value for engine vllm is required for the role of 'llama'" in refused(
         MODELS[1] | {"role": "prefill"}
     )
     words = ("--set", "config.disagg.kv_connector=sglang", "--set", "config.disagg.port=9000")
     done = tools.helm("template", tools.RELEASE, tools.CHART, *options(half), *words)
     assert done.returncode != 0
-    assert "engines.networkPolicy.splitPorts must name 9000" in " ".join(done.stderr.split())
+    assert "engines.networkPolicy.splitPorts must include 9000" in " ".join(done.stderr.split())
 
 
 def test_engines_that_nobody_gave_a_role_are_warned_of() -> None:

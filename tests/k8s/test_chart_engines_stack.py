@@ -109,7 +109,7 @@ def test_the_label_of_routers_is_the_charts_own() -> None:
     """Whoever would give routers another value of the label that engines let in by is told so."""
     words = (*options(*MODELS), "--set", "podLabels.warmroute/router-of=other")
     done = tools.helm("template", tools.RELEASE, tools.CHART, *words)
-    assert "warmroute/router-of is the chart's own" in done.stderr
+    assert "warmroute/router-of is reserved for the chart" in done.stderr
 
 
 def test_engines_are_scraped_by_their_pods(stack: list[tools.Document]) -> None:
@@ -211,8 +211,8 @@ def test_tokenizers_that_are_given_go_before() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("config.discovery.source=dns", "engines.models are found with kubernetes, not with dns"),
-        ("config.discovery.namespaces={other}", "config.discovery.namespaces must name serving too"),
+        ("config.discovery.source=dns", "engines.models require source kubernetes, not dns"),
+        ("config.discovery.namespaces={other}", "config.discovery.namespaces must include serving"),
     ],
 )
 def test_engines_that_nobody_would_find_are_refused(words: str, said: str) -> None:

@@ -160,7 +160,7 @@ def test_every_pod_has_the_image_that_was_named() -> None:
     """Without a repository nothing is rendered, and the message says where an image comes from; none is assumed."""
     done = helm("template", RELEASE, CHART, "--set", "config.discovery.selector=app=vllm")
     assert done.returncode != 0
-    assert "image.repository is needed: no registry hosts an image yet; build it (docker build" in done.stderr
+    assert "image.repository is required: no public image exists yet; build it (docker build" in done.stderr
     for spec in pod_specs(template("--values", example("vllm"), "--set", "image.repository=localhost:5000/w")):
         assert spec["containers"][0]["image"].startswith("localhost:5000/w:")
 
@@ -175,7 +175,7 @@ def notes(*options: str | Path) -> str:
     return done.stdout.split("NOTES:\n")[1]
 
 
-OPEN = "WARNING: whoever reaches that address may use your engines: no API key is asked for."
+OPEN = "WARNING: every client that can reach this address may use your engines: no API key is required."
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def test_notes_warn_of_an_open_door(name: str, options: tuple[str, ...], warned:
 
 def test_notes_say_which_pods_are_found() -> None:
     """Who gave no selector reads which pods are found all the same, that no others are reached, and what to set."""
-    stacks, others = "engines of vLLM production-stack, KServe, llm-d and LeaderWorkerSet", "Your engines are others?"
+    stacks, others = "engines of vLLM production-stack, KServe, llm-d and LeaderWorkerSet", "For other engines"
     said = notes("--values", example("stacks"))
-    assert f"in front of {stacks}, known by their labels, in serving." in said
-    assert f"{others} Name the labels of their pods, or none is found: --set config.discovery.selector=app=vllm" in said
-    policy = "The NetworkPolicy lets routers reach pods with those stacks' labels alone"
+    assert f"in front of {stacks}, found by their labels, in serving." in said
+    assert f"{others} set the labels of their pods: --set config.discovery.selector=app=vllm" in said
+    policy = "The NetworkPolicy allows routers to connect only to pods with these labels"
     assert policy in said
     assert policy not in notes("--values", example("stacks"), "--set", "networkPolicy.enabled=false")
     selected = notes("--values", example("vllm"))
@@ -211,5 +211,7 @@ def test_notes_say_which_pods_are_found() -> None:
 
 def test_notes_name_the_address_outside() -> None:
     """The name under which clients come from outside stands there, of an Ingress and of a Gateway."""
-    assert "From outside, by the Ingress: https://llm.example.com/v1\n" in notes("--values", example("ingress"))
-    assert "From outside, by the Gateway: https://llm.example.com/v1" in notes("--values", example("gateway"))
+    assert "External address, through the Ingress: https://llm.example.com/v1\n" in notes(
+        "--values", example("ingress")
+    )
+    assert "External address, through the Gateway: https://llm.example.com/v1" in notes("--values", example("gateway"))

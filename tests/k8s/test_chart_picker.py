@@ -304,7 +304,7 @@ def test_gateways_strip_what_a_client_may_not_say(pickers: dict[str, list[Docume
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("istio", "names the InferencePool llm-warmroute as its backend, as the HTTPRoute llm-warmroute does."),
+        ("istio", "must have the InferencePool llm-warmroute as its backend, like the HTTPRoute llm-warmroute."),
         ("standalone", "Clients in the cluster use http://llm-warmroute-envoy.serving.svc/v1, which is Envoy."),
     ],
 )
@@ -322,7 +322,7 @@ def test_notes_of_a_picker(name: str, said: str) -> None:
 # What is refused
 
 REFUSED = {
-    "labels that nobody gave": ("mode: extproc", "pool.matchLabels is needed: labels of the engines' pods"),
+    "labels that nobody gave": ("mode: extproc", "pool.matchLabels is required: labels of the engines' pods"),
     "no such mode": ("mode: gateway", "at '/mode': value must be one of"),
     "nine ports": ("pool: {targetPorts: [1, 2, 3, 4, 5, 6, 7, 8, 9]}", "at '/pool/targetPorts': maxItems"),
     "a failure mode in small letters": (
@@ -335,54 +335,54 @@ REFUSED = {
     ),
     "workers": (
         "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {listen: {workers: 2}}}",
-        "config.listen.workers: a picker is one process",
+        "config.listen.workers: a picker has one process",
     ),
     "a pool beside pools": (
         "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {pools: [a]}}}",
-        "pool.create: set it to false beside config.discovery.pools",
+        "pool.create: set it to false with config.discovery.pools",
     ),
     "a selector beside a pool": (
         "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {selector: app=vllm}}}",
-        "config.discovery.selector: pool.matchLabels says which pods",
+        "config.discovery.selector: pool.matchLabels selects the pods",
     ),
     "a pool elsewhere": (
         "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {namespaces: [a]}}}",
-        "a pool selects pods of its own namespace only",
+        "a pool selects only pods of its own namespace",
     ),
     "pools behind a closed network": (
         "config: {discovery: {pools: [a]}}",
-        "networkPolicy.engines is needed: the chart does not know the labels",
+        "networkPolicy.engines is required: the chart does not know the labels",
     ),
-    "an Envoy without a picker": ("envoy: {enabled: true}", "envoy.enabled needs mode extproc or both"),
+    "an Envoy without a picker": ("envoy: {enabled: true}", "envoy.enabled requires mode extproc or both"),
     "an Envoy and TLS": (
         "{mode: extproc, pool: {matchLabels: {app: v}}, envoy: {enabled: true}, tls: {existingSecret: a}}",
-        "tls.existingSecret: this Envoy asks the picker in plain text",
+        "tls.existingSecret: this Envoy connects to the picker in plain text",
     ),
     "ports that only a pool could tell": (
         "{mode: extproc, pool: {create: false, matchLabels: {app: v}, targetPorts: [1, 2]}, envoy: {enabled: true}}",
-        "pool.targetPorts: several ports need an InferencePool",
+        "pool.targetPorts: several ports require an InferencePool",
     ),
     "a way in to nowhere": (
         "{mode: extproc, pool: {matchLabels: {app: v}}, ingress: {enabled: true, hosts: [a]}}",
-        "ingress.enabled: a picker takes no requests of clients",
+        "ingress.enabled: a picker accepts no client requests",
     ),
     "metrics on a port that is not there": (
         "{mode: extproc, pool: {matchLabels: {app: v}}, monitor: {enabled: true}}",
-        "adminToken.existingSecret is needed: a picker has no main port",
+        "adminToken.existingSecret is required: a picker has no main port",
     ),
     "one port twice": (
         "{mode: both, pool: {matchLabels: {app: v}}, config: {listen: {port: 9002}}}",
-        "must be fixed, and four",
+        "must be four different fixed numbers",
     ),
     "engines that no gateway reaches": (
         "{mode: extproc, engines: {enabled: true, models: [{name: a, engine: vllm, model: /m}]}}",
-        "engines.networkPolicy.gateways is needed",
+        "engines.networkPolicy.gateways is required",
     ),
     "engines at another port": (
         "{mode: extproc, engines: {enabled: true, models: [{name: a, engine: sglang, model: /m}]}}",
-        "pool.targetPorts must have 30000, where the engines of a listen",
+        "pool.targetPorts must have 30000, the port of the engines of a",
     ),
-    "a mode past the chart": ("extraArgs: [--mode=extproc]", "would go past the chart"),
+    "a mode past the chart": ("extraArgs: [--mode=extproc]", "would bypass the chart"),
 }
 
 

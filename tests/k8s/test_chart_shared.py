@@ -53,7 +53,7 @@ def test_a_password_in_the_values_is_refused() -> None:
     for values, said in (
         ("config.peering.redis_url=redis://:pw@h", "has a password"),
         ("config.peering.password=pw", "has a password"),
-        (f"{SHARED},peering.existingSecret=s", "say the same thing"),
+        (f"{SHARED},peering.existingSecret=s", "conflict: set only one of them"),
     ):
         done = helm("template", RELEASE, CHART, "--namespace", NAMESPACE, *NEEDED_OPTIONS, "--set", values)
         assert done.returncode

@@ -163,7 +163,7 @@ def test_settings_that_no_annotation_holds(routers: int, taken: bool, tmp_path: 
         notes = only(documents(done.stdout), "Deployment")["spec"]["template"]["metadata"]["annotations"]
         assert 100_000 < sum(len(key) + len(text) for key, text in notes.items()) < 256 * 1024
     else:
-        assert "bytes; pods have them as annotations, which may have 229376 bytes together" in done.stderr
+        assert "bytes; they become annotations of pods, which are limited to 229376 bytes in total" in done.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--set", "replicaCount=1"), (*ON, "--set", "autoscaling.minReplicas=1")])

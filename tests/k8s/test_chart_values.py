@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an invalid host or port": ("config: {discovery: {port: 65536}}", "at '/config/discovery/port': 'oneOf' failed"),
     "a collector that is no URL": (
         "config: {discovery: {selector: app=vllm}, tracing: {endpoint: 'otel:4317'}}",
-        "config.tracing.endpoint is no URL",
+        "config.tracing.endpoint must be a URL",
     ),
     "no router": ("replicaCount: 0", "at '/replicaCount': minimum: got 0, want 1"),
     "a tag in the repository": (
@@ -71,11 +71,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "a service of no type": ("service: {type: Clusterip}", "at '/service/type': value must be one of"),
     "a selector that is none": (
         "config: {discovery: {selector: 'app=vllm,tier>2'}}",
-        "config.discovery.selector: 'tier>2' is none of KEY=VALUE",
+        "config.discovery.selector: 'tier>2' must be KEY=VALUE",
     ),
     "names without a name": (
         "config: {discovery: {source: dns, port: '8000'}}",
-        "config.discovery.dns_name is needed with source dns",
+        "config.discovery.dns_name is required with source dns",
     ),
     "names without a port": (
         "config: {discovery: {source: dns, dns_name: vllm.a.svc, port: http}}",
@@ -83,47 +83,47 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "names of nowhere": (
         "config: {discovery: {source: dns, dns_name: vllm, port: '8000'}}",
-        "networkPolicy.engines is needed: config.discovery.dns_name does not say the namespace",
+        "networkPolicy.engines is required: config.discovery.dns_name does not contain the namespace",
     ),
-    "nobody to send to": ("config: {discovery: {source: static}}", "config.replicas is needed with source static"),
+    "nobody to send to": ("config: {discovery: {source: static}}", "config.replicas is required with source static"),
     "a list without its network": (
         "config: {discovery: {source: static}, replicas: ['http://a:8000']}",
-        "networkPolicy.engines is needed with source static",
+        "networkPolicy.engines is required with source static",
     ),
     "replicas behind a closed network": (
         "config: {replicas: ['http://a:8000']}",
-        "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds",
+        "networkPolicy.extraEgress is required: discovery does not find config.replicas",
     ),
     "root": ("runAsUser: 0", "at '/runAsUser': 'oneOf' failed"),
     "a secret in the open": (
         "config: {admin: {token: aaaaaaaaaaaaaaaaaaaa}}",
-        "would be in the pods' annotations for all to read: put it into a Secret and name that in adminToken",
+        "would be readable in the pods' annotations: store it in a Secret and set adminToken",
     ),
     "an engine's key in the open": (
         "config: {probe: {api_key: aaaaaaaaaaaaaaaaaaaa}}",
-        "config.probe.api_key would be in the pods' annotations for all to read",
+        "config.probe.api_key would be readable in the pods' annotations",
     ),
     "one thing said twice": (
         "{config: {auth: {keys_file: /keys}}, apiKeys: {existingSecret: keys}}",
-        "config.auth.keys_file and apiKeys.existingSecret say the same thing",
+        "config.auth.keys_file and apiKeys.existingSecret conflict: set only one of them",
     ),
     "isolation without a secret": (
         "{config: {auth: {isolate: true}}, apiKeys: {existingSecret: keys}}",
-        "authSecret.existingSecret is needed: isolated tenants' salts are made of it",
+        "authSecret.existingSecret is required: the salts of isolated tenants are derived from it",
     ),
     "isolation of nobody": (
         "{config: {auth: {isolate: true}}, authSecret: {existingSecret: s}}",
-        "apiKeys.existingSecret is needed: config.auth.isolate is for tenants",
+        "apiKeys.existingSecret is required: config.auth.isolate needs API keys",
     ),
     "an open admin listener": (
         "config: {listen: {admin_host: 0.0.0.0}}",
-        "adminToken.existingSecret is needed: config.listen.admin_host can be reached by others",
+        "adminToken.existingSecret is required: config.listen.admin_host is not a loopback address",
     ),
     "certificates that kubelets lack": (
         "tls: {existingSecret: t, clientCaKey: ca.crt}",
-        "adminToken.existingSecret is needed with tls.clientCaKey",
+        "adminToken.existingSecret is required with tls.clientCaKey",
     ),
-    "loopback": ("config: {listen: {host: 127.0.0.1}}", "config.listen.host: nobody reaches '127.0.0.1'"),
+    "loopback": ("config: {listen: {host: 127.0.0.1}}", "config.listen.host: '127.0.0.1' cannot be reached"),
     "any port": ("config: {listen: {port: 0}}", "config.listen.port and config.listen.admin_port must be fixed"),
     "one port for two": (
         "config: {listen: {port: 8001}}",
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a grace that cuts streams": (
         "terminationGracePeriodSeconds: 199",
-        "199 s would cut streams; lame duck, drain, 15 s to end and preStopSleepSeconds are 200 s",
+        "199 s would cut streams; lame duck, drain, 15 s for the exit and preStopSleepSeconds need 200 s",
     ),
     "engines that reach one router only": (
         "config: {events: {bind: 'tcp://0.0.0.0:5557'}}",
@@ -139,94 +139,97 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a port past the chart": (
         "extraEnv: [{name: WARMROUTE_LISTEN_PORT, value: '9000'}]",
-        "extraEnv: WARMROUTE_LISTEN_PORT would go past the chart",
+        "extraEnv: WARMROUTE_LISTEN_PORT would bypass the chart",
     ),
     "a part of nothing": (
         "{autoscaling: {enabled: true}, resources: {requests: {cpu: null}}}",
-        "resources.requests.cpu is needed: autoscaling.cpuPercent is a part of it",
+        "resources.requests.cpu is required: autoscaling.cpuPercent is a percentage of it",
     ),
     "a label that Services go by": (
         "podLabels: {app.kubernetes.io/name: gateway}",
-        "app.kubernetes.io/name is the chart's own; Services and Helm go by it",
+        "app.kubernetes.io/name is reserved for the chart, because Services and Helm use it",
     ),
     "a label that Helm goes by": (
         "commonLabels: {app.kubernetes.io/managed-by: us}",
-        "app.kubernetes.io/managed-by is the chart's own",
+        "app.kubernetes.io/managed-by is reserved for the chart",
     ),
     "a monitor that gets 401": (
         "{apiKeys: {existingSecret: keys}, monitor: {enabled: true}}",
-        "adminToken.existingSecret is needed: with API keys or config.admin.token_file, metrics are for whoever shows",
+        "adminToken.existingSecret is required: with API keys or config.admin.token_file, metrics require the",
     ),
     "a metrics Service that nobody may ask": (
         "{config: {auth: {keys_file: /keys}}, metricsService: {enabled: true}}",
-        "adminToken.existingSecret is needed: with API keys",
+        "adminToken.existingSecret is required: with API keys",
     ),
     "a token that monitors do not have": (
         "{config: {admin: {token_file: /token}}, monitor: {enabled: true}}",
-        "adminToken.existingSecret is needed: with API keys or config.admin.token_file",
+        "adminToken.existingSecret is required: with API keys or config.admin.token_file",
     ),
-    "a name that no Service may have": ("nameOverride: a.b", "fullnameOverride is needed: no Service may be named"),
+    "a name that no Service may have": (
+        "nameOverride: a.b",
+        "is not a valid name of a Service",
+    ),
     "fewer at most than at least": (
         "autoscaling: {enabled: true, maxReplicas: 1}",
         "autoscaling.maxReplicas: 1 is less than minReplicas, 2",
     ),
-    "nothing to scale by": (
+    "no target for scaling": (
         "autoscaling: {enabled: true, cpuPercent: 0}",
         "autoscaling: cpuPercent and inFlightRequests",
     ),
-    "a route to nowhere": ("httpRoute: {enabled: true}", "httpRoute.parentRefs is needed"),
-    "an ingress without names": ("ingress: {enabled: true}", "ingress.hosts is needed"),
+    "a route to nowhere": ("httpRoute: {enabled: true}", "httpRoute.parentRefs is required"),
+    "an ingress without names": ("ingress: {enabled: true}", "ingress.hosts is required"),
     "a monitor that clients shut out": (
         "{networkPolicy: {clients: [{podSelector: {}}]}, monitor: {enabled: true}}",
-        "networkPolicy.prometheus is needed: metrics are on the port that networkPolicy.clients closes to all others",
+        "networkPolicy.prometheus is required: metrics are on the main port",
     ),
     "replicas that can be added and never reached": (
         "config: {admin: {replicas_allowed: ['http://10.0.0.0/8:8000']}}",
-        "networkPolicy.extraEgress is needed: replicas that config.admin.replicas_allowed lets be added",
+        "networkPolicy.extraEgress is required: discovery does not find replicas of config.admin.replicas_allowed",
     ),
     "less memory than the settings need": (
         "resources: {limits: {memory: 512Mi}}",
-        "512Mi is less than what a router with these settings asks for, 640Mi: lower config.routing.index_bytes_max",
+        "512Mi is less than the request of a router with these settings, 640Mi: reduce config.routing.index_bytes_max",
     ),
     "less CPU than is asked for": (
         "resources: {limits: {cpu: 0.25}}",
-        "resources.limits.cpu: 0.25 is less than what a router with these settings asks for, 500m",
+        "resources.limits.cpu: 0.25 is less than the request of a router with these settings, 500m",
     ),
     "a rollout that fails while it waits": (
         "progressDeadlineSeconds: 30",
-        "progressDeadlineSeconds: 30 must be more than minReadySeconds, 30",
+        "progressDeadlineSeconds: 30 must be greater than minReadySeconds, 30",
     ),
     "a port for root": ("config: {listen: {port: 80}}", "config.listen.port: 80 is below 1024"),
     "a network with a host in it": (
         "networkPolicy: {apiServerCidrs: [10.96.0.1/32, 'fd00::1/128', 0.0.0.0/0, 10.96.0.1/16]}",
-        "networkPolicy.apiServerCidrs: 10.96.0.1/16 has bits behind its mask",
+        "networkPolicy.apiServerCidrs: 10.96.0.1/16 has bits after its mask",
     ),
     "an argument past the chart": (
         "extraArgs: [--workers, '4']",
-        "extraArgs: '--workers' would go past the chart",
+        "extraArgs: '--workers' would bypass the chart",
     ),
     "a setting past the chart": (
         "extraArgs: [--set, listen.port=9000]",
-        "extraArgs: 'listen.port=9000' would go past the chart",
+        "extraArgs: 'listen.port=9000' would bypass the chart",
     ),
     "settings that are the chart's": (
         "podAnnotations: {warmroute/settings: 'a: b'}",
-        "podAnnotations: warmroute/settings is the chart's own",
+        "podAnnotations: warmroute/settings is reserved for the chart",
     ),
-    "a node's port of a Service inside": ("service: {nodePort: 30080}", "a Service of type ClusterIP has neither"),
+    "a node's port of a Service inside": ("service: {nodePort: 30080}", "they are invalid for type ClusterIP"),
     "networks of no load balancer": (
         "service: {loadBalancerSourceRanges: [10.0.0.0/8]}",
-        "service.loadBalancerClass, service.loadBalancerSourceRanges are for service.type LoadBalancer",
+        "service.loadBalancerClass, service.loadBalancerSourceRanges require service.type LoadBalancer",
     ),
-    "a tokenizer of nowhere": ("tokenizers: [{model: a}]", "tokenizers: 'a' needs a path or a repo"),
-    "a tokenizer of two places": ("tokenizers: [{model: a, path: /a, repo: b/c}]", "tokenizers: 'a' needs a path"),
+    "a tokenizer of nowhere": ("tokenizers: [{model: a}]", "tokenizers: 'a' needs either a path or a repo"),
+    "a tokenizer of two places": ("tokenizers: [{model: a, path: /a, repo: b/c}]", "tokenizers: 'a' needs either"),
     "a revision of a folder": (
         "tokenizers: [{path: /a, revision: b}]",
-        "tokenizers: '/a' is a folder in the pod, with a / first and no revision",
+        "tokenizers: '/a' must be an absolute path of a folder in the pod",
     ),
     "nothing to scrape": (
         "{config: {listen: {metrics_on_main: false}}, monitor: {enabled: true}}",
-        "without config.listen.metrics_on_main there is nothing to scrape",
+        "without config.listen.metrics_on_main metrics cannot be scraped",
     ),
 }
 
@@ -277,7 +280,7 @@ def test_rules_that_are_not_there(tmp_path: Path) -> None:
 def test_every_problem_is_told_at_once() -> None:
     """Two mistakes are two lines of one message."""
     done = helm("template", RELEASE, CHART, "--set", "httpRoute.enabled=true,terminationGracePeriodSeconds=1")
-    for message in ("image.repository is needed", "httpRoute.parentRefs", "would cut streams"):
+    for message in ("image.repository is required", "httpRoute.parentRefs", "would cut streams"):
         assert message in done.stderr
 
 
@@ -301,7 +304,7 @@ def test_a_port_as_a_number(secrets: Path, tmp_path: Path) -> None:
 def test_releases_whose_names_begin_with_a_digit() -> None:
     """Helm takes such a release, a Service does not: the chart says what to do, and then does it."""
     done = helm("template", "7b", CHART, *NEEDED_OPTIONS)
-    assert "no Service may be named '7b-warmroute'" in done.stderr
+    assert "'7b-warmroute' is not a valid name of a Service" in done.stderr
     assert template(*NEEDED_OPTIONS, "--set", "fullnameOverride=llm-7b", release="7b")
 
 

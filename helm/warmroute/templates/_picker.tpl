@@ -98,87 +98,87 @@
 {{- $d := (include "warmroute.config" . | fromJson).discovery -}}
 {{- $labels := include "warmroute.poolLabels" . | fromJson -}}
 {{- if hasKey (dig "listen" dict (include "warmroute.config" . | fromJson)) "mode" -}}
-  {{- $p = append $p "config.listen.mode: set `mode` of the chart, which also decides ports, probes and the pool" -}}
+  {{- $p = append $p "config.listen.mode: set `mode` instead, because ports, probes and the pool depend on it" -}}
 {{- end -}}
 {{- if $d.pools -}}
   {{- if ne $d.source "kubernetes" -}}
-    {{- $p = append $p (printf "config.discovery.pools need config.discovery.source kubernetes, not %s" $d.source) -}}
+    {{- $p = append $p (printf "config.discovery.pools require config.discovery.source kubernetes, not %s" $d.source) -}}
   {{- end -}}
   {{- if or $d.selector $d.port -}}
-    {{- $p = append $p "config.discovery.selector and port would not count beside config.discovery.pools: leave them out; pool.matchLabels is whom the network policy lets the routers reach" -}}
+    {{- $p = append $p "config.discovery.selector and port conflict with config.discovery.pools: remove them; the network policy allows connections to pods with pool.matchLabels" -}}
   {{- end -}}
   {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.engines) (not $labels) -}}
-    {{- $p = append $p "networkPolicy.engines is needed: the chart does not know the labels of the pods in config.discovery.pools; with a picker pool.matchLabels says them" -}}
+    {{- $p = append $p "networkPolicy.engines is required: the chart does not know the labels of the pods in config.discovery.pools; with a picker set pool.matchLabels" -}}
   {{- end -}}
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
   {{- if gt (int (dig "listen" "workers" 1 (include "warmroute.config" . | fromJson))) 1 -}}
-    {{- $p = append $p (printf "config.listen.workers: a picker is one process; for more, raise replicaCount (mode: %s)" (include "warmroute.mode" .)) -}}
+    {{- $p = append $p (printf "config.listen.workers: a picker has one process; increase replicaCount instead (mode: %s)" (include "warmroute.mode" .)) -}}
   {{- end -}}
   {{- $ports := list (int (include "warmroute.port" .)) (int (include "warmroute.adminPort" .)) (int (include "warmroute.pickerPort" .)) (int (include "warmroute.pickerHealthPort" .)) -}}
   {{- if or (has 0 $ports) (ne (len (uniq $ports)) 4) -}}
-    {{- $p = append $p "config.listen.port, config.listen.admin_port, config.extproc.port and config.extproc.health_port must be fixed, and four" -}}
+    {{- $p = append $p "config.listen.port, config.listen.admin_port, config.extproc.port and config.extproc.health_port must be four different fixed numbers" -}}
   {{- end -}}
   {{- if and (include "warmroute.asksForKeys" .) (eq (include "warmroute.failureMode" .) "FailOpen") (not .Values.pool.failOpenWithoutKeys) -}}
     {{- $p = append $p "pool.failureMode: while no picker answers, FailOpen serves clients without a key, and prompts of isolated tenants without their salt; set FailClose, or pool.failOpenWithoutKeys" -}}
   {{- end -}}
   {{- if .Values.pool.create -}}
     {{- if ne $d.source "kubernetes" -}}
-      {{- $p = append $p (printf "pool.create: an InferencePool is found with config.discovery.source kubernetes, not with %s" $d.source) -}}
+      {{- $p = append $p (printf "pool.create: an InferencePool requires config.discovery.source kubernetes, not %s" $d.source) -}}
     {{- end -}}
     {{- if $d.pools -}}
-      {{- $p = append $p "pool.create: set it to false beside config.discovery.pools, which name pools that exist" -}}
+      {{- $p = append $p "pool.create: set it to false with config.discovery.pools, which name existing pools" -}}
     {{- else if not $labels -}}
-      {{- $p = append $p "pool.matchLabels is needed: labels of the engines' pods, such as {app: vllm}; or set pool.create to false and name pools that exist in config.discovery.pools" -}}
+      {{- $p = append $p "pool.matchLabels is required: labels of the engines' pods, such as {app: vllm}; or set pool.create to false and list existing pools in config.discovery.pools" -}}
     {{- end -}}
     {{- if and $d.selector (not $d.pools) -}}
-      {{- $p = append $p "config.discovery.selector: pool.matchLabels says which pods; leave the selector out" -}}
+      {{- $p = append $p "config.discovery.selector: pool.matchLabels selects the pods; remove the selector" -}}
     {{- end -}}
     {{- if ne (include "warmroute.plainNamespace" .) .Release.Namespace -}}
-      {{- $p = append $p (printf "config.discovery.namespaces: a pool selects pods of its own namespace only, and is made in %s" .Release.Namespace) -}}
+      {{- $p = append $p (printf "config.discovery.namespaces: a pool selects only pods of its own namespace, which is %s" .Release.Namespace) -}}
     {{- end -}}
   {{- end -}}
   {{- if .Values.engines.enabled -}}
     {{- if and (dig "networkPolicy" "enabled" true .Values.engines) (not (dig "networkPolicy" "gateways" list .Values.engines)) (not .Values.envoy.enabled) (not (include "warmroute.serves" .)) -}}
-      {{- $p = append $p "engines.networkPolicy.gateways is needed: behind a picker it is the gateway that connects to engines; name its pods as peers, or switch on envoy" -}}
+      {{- $p = append $p "engines.networkPolicy.gateways is required: with a picker the gateway connects to engines; set its pods as peers, or enable envoy" -}}
     {{- end -}}
     {{- range .Values.engines.models -}}
       {{- $port := ternary 30000 8000 (eq .engine "sglang") -}}
       {{- $known := false -}}
       {{- range $.Values.pool.targetPorts }}{{ if eq (int .) $port }}{{ $known = true }}{{ end }}{{ end -}}
       {{- if not $known -}}
-        {{- $p = append $p (printf "pool.targetPorts must have %d, where the engines of %s listen" $port .name) -}}
+        {{- $p = append $p (printf "pool.targetPorts must have %d, the port of the engines of %s" $port .name) -}}
       {{- end -}}
     {{- end -}}
   {{- end -}}
   {{- if not (include "warmroute.serves" .) -}}
     {{- if and (or .Values.monitor.enabled .Values.metricsService.enabled) (not .Values.adminToken.existingSecret) -}}
-      {{- $p = append $p "adminToken.existingSecret is needed: a picker has no main port, so metrics are scraped on the admin port" -}}
+      {{- $p = append $p "adminToken.existingSecret is required: a picker has no main port, so metrics are scraped on the admin port" -}}
     {{- end -}}
     {{- if and .Values.ingress.enabled (not .Values.envoy.enabled) -}}
-      {{- $p = append $p "ingress.enabled: a picker takes no requests of clients; switch on envoy, or use httpRoute with a Gateway that knows InferencePools" -}}
+      {{- $p = append $p "ingress.enabled: a picker accepts no client requests; enable envoy, or use httpRoute with a Gateway that supports InferencePools" -}}
     {{- end -}}
     {{- if and .Values.httpRoute.enabled (not .Values.envoy.enabled) (not (include "warmroute.pools" . | fromJsonArray)) -}}
-      {{- $p = append $p "httpRoute.enabled: there is no InferencePool to lead to; switch on pool.create, name one in config.discovery.pools, or switch on envoy" -}}
+      {{- $p = append $p "httpRoute.enabled: no InferencePool for the route; enable pool.create, set config.discovery.pools, or enable envoy" -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- with .Values.envoy -}}
 {{- if .enabled -}}
   {{- if not (include "warmroute.picks" $) -}}
-    {{- $p = append $p "envoy.enabled needs mode extproc or both: it asks a picker where each request goes" -}}
+    {{- $p = append $p "envoy.enabled requires mode extproc or both, because Envoy needs a picker" -}}
   {{- end -}}
   {{- if not $labels -}}
-    {{- $p = append $p "pool.matchLabels is needed: Envoy knows the engines by a Service of its own, which selects by labels" -}}
+    {{- $p = append $p "pool.matchLabels is required: Envoy finds the engines through a separate Service with these labels" -}}
   {{- end -}}
   {{- if $.Values.tls.existingSecret -}}
-    {{- $p = append $p "tls.existingSecret: this Envoy asks the picker in plain text, within the network policy; leave it out, and end TLS in front of Envoy" -}}
+    {{- $p = append $p "tls.existingSecret: this Envoy connects to the picker in plain text, within the network policy; remove it, and terminate TLS in front of Envoy" -}}
   {{- end -}}
   {{- if ne (include "warmroute.plainNamespace" $) $.Release.Namespace -}}
-    {{- $p = append $p (printf "config.discovery.namespaces: the engines of envoy must be in %s, where its Service selects them" $.Release.Namespace) -}}
+    {{- $p = append $p (printf "config.discovery.namespaces: the engines of envoy must be in %s, the namespace of its Service" $.Release.Namespace) -}}
   {{- end -}}
   {{- if and (not (include "warmroute.pools" $ | fromJsonArray)) (ne (len $.Values.pool.targetPorts) 1) -}}
-    {{- $p = append $p "pool.targetPorts: several ports need an InferencePool (pool.create or config.discovery.pools), by which the picker knows them" -}}
+    {{- $p = append $p "pool.targetPorts: several ports require an InferencePool (pool.create or config.discovery.pools) for discovery" -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}

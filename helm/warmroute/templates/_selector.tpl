@@ -65,7 +65,7 @@ matchExpressions:
       - {{ trim . | quote }}
       {{- end }}
 {{- else }}
-{{- fail (printf "config.discovery.selector: '%s' is none of KEY=VALUE, KEY!=VALUE, KEY in (A, B), KEY notin (A, B), KEY, !KEY" $part) }}
+{{- fail (printf "config.discovery.selector: '%s' must be KEY=VALUE, KEY!=VALUE, KEY in (A, B), KEY notin (A, B), KEY, !KEY" $part) }}
 {{- end }}
 {{- end }}
 {{- end -}}

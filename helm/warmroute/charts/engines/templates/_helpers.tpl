@@ -19,24 +19,24 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- if eq .engine "sglang" }}30000{{ else }}8000{{ end -}}
 {{- end -}}
 
-{{/* Port at which replicas of a model take orders of each other; nothing where they do not. */}}
+{{/* Port for P2P KV transfers between replicas of a model; empty without them. */}}
 {{- define "engines.pullPort" -}}
 {{- with .pulls }}{{ default 5710 .port | int }}{{ end -}}
 {{- end -}}
 
-{{/* Names of the models that have a role: a JSON list. */}}
+{{/* Names of the models with a role, as a JSON list. */}}
 {{- define "engines.withRole" -}}
 {{- $names := list -}}
 {{- range .Values.models }}{{ if .role }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- $names | toJson -}}
 {{- end -}}
 
-{{/* Seconds that a pod needs to end well: 10 s of preStop pause, the longest answer, and 20 s to end. */}}
+{{/* Grace period of a pod in seconds: 10 s of preStop pause, the longest answer, and 20 s for the exit. */}}
 {{- define "engines.grace" -}}
 {{- add 30 (int (default 270 .shutdownSeconds)) -}}
 {{- end -}}
 
-{{/* Words of a serving container, as a JSON list. */}}
+{{/* Arguments of a serving container, as a JSON list. */}}
 {{- define "engines.args" -}}
 {{- $args := list -}}
 {{- $gpus := int (default 1 .gpus) -}}
@@ -63,8 +63,8 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- end -}}
 
 {{/*
-Command and words of a container; called with (list $model $worker). Nodes of a vLLM group talk without Ray, which its
-image has no more.
+Command and arguments of a container; called with (list $model $worker). Nodes of a vLLM group communicate without Ray,
+which is no longer in its image.
 */}}
 {{- define "engines.command" -}}
 {{- $model := index . 0 -}}
@@ -88,7 +88,7 @@ metadata:
   labels:
     {{- include "engines.selectorLabels" (list $root $model) | nindent 4 }}
     {{- if not $worker }}
-    # What discovery selects: pods that serve, which workers of a group do not.
+    # Discovery selects pods that serve. Workers of a group do not serve.
     warmroute/engine-of: {{ $root.Release.Name }}
     {{- with $model.role }}
     warmroute.io/role: {{ . }}
@@ -117,7 +117,7 @@ spec:
       image: {{ default (get $root.Values.images $model.engine) $model.image }}
       {{- include "engines.command" (list $model $worker) | nindent 6 }}
       env:
-        # Prefix hashes that every process computes alike.
+        # Gives every process the same prefix hashes.
         - {name: PYTHONHASHSEED, value: "0"}
         {{- with $model.hubToken }}
         - name: HF_TOKEN
@@ -153,7 +153,7 @@ spec:
         failureThreshold: 6
       {{- end }}
       lifecycle:
-        # warmroute leaves a Terminating pod at once; the pause is for whoever goes by readiness.
+        # warmroute stops using a Terminating pod at once; the pause is for components that watch readiness.
         preStop: {sleep: {seconds: 10}}
       {{- $own := dict "requests" (dict "cpu" "4" "memory" "32Gi") "limits" (dict "memory" "64Gi" "nvidia.com/gpu" (toString (default 1 $model.gpus))) }}
       {{- $kept := 0 }}
@@ -182,29 +182,29 @@ spec:
     {{- with $model.volumes }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end -}}
 
-{{/* What the schema cannot say. Every problem is told at once. */}}
+{{/* Checks that the schema cannot express. All problems are reported at once. */}}
 {{- define "engines.check" -}}
 {{- $p := list -}}
 {{- if not .Values.models -}}
-{{- $p = append $p "engines.models is needed with engines.enabled: such as [{name: llama, model: /models/llama, engine: vllm, claim: models}]" -}}
+{{- $p = append $p "engines.models is required with engines.enabled, such as [{name: llama, model: /models/llama, engine: vllm, claim: models}]" -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range .Values.models -}}
-{{- if has .name $names }}{{ $p = append $p (printf "engines.models: two are named '%s'" .name) }}{{ end -}}
+{{- if has .name $names }}{{ $p = append $p (printf "engines.models: the name '%s' is duplicated" .name) }}{{ end -}}
 {{- $names = append $names .name -}}
 {{- $group := eq (default "Deployment" .kind) "LeaderWorkerSet" -}}
 {{- if and (eq .engine "simulated") (not .image) -}}
-{{- $p = append $p (printf "engines.models: '%s' is simulated and needs an image: the demo target of deploy/Dockerfile, from your registry" .name) -}}
+{{- $p = append $p (printf "engines.models: '%s' is simulated and requires an image: the demo target of deploy/Dockerfile, from your registry" .name) -}}
 {{- else if and (ne .engine "simulated") (not .model) -}}
-{{- $p = append $p (printf "engines.models: '%s' needs model, its name on the hub or a folder, such as /models/llama" .name) -}}
+{{- $p = append $p (printf "engines.models: '%s' requires model: its name on the hub or a folder such as /models/llama" .name) -}}
 {{- end -}}
-{{- if and .pulls (or (ne .engine "vllm") $group) }}{{ $p = append $p (printf "engines.models: pulls of '%s' need engine vllm on one node each" .name) }}{{ end -}}
-{{- if and .nodesPerGroup (not $group) }}{{ $p = append $p (printf "engines.models: nodesPerGroup of '%s' needs kind LeaderWorkerSet" .name) }}{{ end -}}
-{{- if and $group (eq .engine "simulated") }}{{ $p = append $p (printf "engines.models: '%s' is simulated, which one node does: leave out kind" .name) }}{{ end -}}
+{{- if and .pulls (or (ne .engine "vllm") $group) }}{{ $p = append $p (printf "engines.models: pulls of '%s' require engine vllm on one node per replica" .name) }}{{ end -}}
+{{- if and .nodesPerGroup (not $group) }}{{ $p = append $p (printf "engines.models: nodesPerGroup of '%s' requires kind LeaderWorkerSet" .name) }}{{ end -}}
+{{- if and $group (eq .engine "simulated") }}{{ $p = append $p (printf "engines.models: '%s' is simulated and needs only one node: remove kind" .name) }}{{ end -}}
 {{- if and (hasPrefix "/models/" (default "" .model)) (not .claim) (not .volumeMounts) -}}
-{{- $p = append $p (printf "engines.models: nothing is mounted at %s for '%s': give claim, or volumes and volumeMounts" .model .name) -}}
+{{- $p = append $p (printf "engines.models: no volume is mounted at %s for '%s': set claim, or volumes and volumeMounts" .model .name) -}}
 {{- end -}}
 {{- with .autoscaling }}{{ if lt (int (default 8 .maxReplicas)) (int (default 1 .minReplicas)) }}{{ $p = append $p "engines.models: autoscaling.maxReplicas is less than minReplicas" }}{{ end }}{{ end -}}
 {{- end -}}
-{{- if $p }}{{ fail (printf "\n\nThese values of the engines make no sense:\n- %s\n" (join "\n- " $p)) }}{{ end -}}
+{{- if $p }}{{ fail (printf "\n\nThese values of the engines are invalid:\n- %s\n" (join "\n- " $p)) }}{{ end -}}
 {{- end -}}
