@@ -81,7 +81,7 @@ def why_pure() -> str:
     """Return the reason not to try native code here, or "". Raises NoNativeCodeError for an invalid setting."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
-        raise NoNativeCodeError(f"{VARIABLE} is 1 (native code or an error), 0 (none) or not set; it is {wanted!r}")
+        raise NoNativeCodeError(f"{VARIABLE} must be 1 (native code or an error), 0 (none) or not set, not {wanted!r}")
     if wanted == "0":
         return f"{VARIABLE}=0"
     if sys.implementation.name != "cpython" or os.name != "posix":
@@ -92,7 +92,7 @@ def why_pure() -> str:
 def missing() -> str:
     """Return the missing packages that native code needs, in a sentence, or ""."""
     absent = [name for name in ("mypyc", "wheel", "packaging") if find_spec(name) is None]
-    return f"{', '.join(absent)} cannot be imported: build isolation is off" if absent else ""
+    return f"{', '.join(absent)} cannot be imported: build isolation is turned off" if absent else ""
 
 
 def _no_compiler() -> str:
@@ -111,7 +111,7 @@ def _no_compiler() -> str:
             return f"the C compiler {command[0]!r} does not run: {error}"
         if made.exists() and done.returncode == 0:
             return ""
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[0]
+    said = (done.stderr.strip().splitlines() or ["no output"])[0]
     return f"the C compiler {shlex.join(command)!r} cannot use Python's headers: {said}"
 
 
@@ -125,5 +125,5 @@ def _with_libraries(wheel: Path) -> tuple[str, str]:
     done = subprocess.run(words, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         print(done.stdout, file=sys.stderr)
-        return wheel.name, f"making native code failed (exit status {done.returncode}); the lines above say where"
+        return wheel.name, f"compilation of native code failed (exit status {done.returncode}); see the lines above"
     return done.stdout.split()[-1], ""

@@ -226,7 +226,7 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m deploy.compiled", description="native code beside the modules")
     parser.add_argument("out", type=Path, help="folder that has `router`, such as site-packages")
-    parser.add_argument("--sources", action="store_true", help="put the sources there, too")
+    parser.add_argument("--sources", action="store_true", help="also write the sources there")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the router's dependencies")
     options = parser.parse_args()
     made = compile_into(options.out, options.python, sources_too=options.sources)

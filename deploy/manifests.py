@@ -23,9 +23,9 @@ NAMESPACE = "default"
 HELM_TIMEOUT_S = 60.0
 HEAD = """\
 # Rendered from helm/warmroute by `make manifests`; change the chart, not this file.
-# Routers and engines are in the namespace `default`; for another one replace that word wherever it stands.
-# Put your image in, where registry.example.com stands. The settings are the annotation `warmroute/settings` of the
-# Deployment's pods: whoever changes it and applies the file rolls the routers.
+# Routers and engines are in the namespace `default`; for another namespace replace this word everywhere.
+# Replace registry.example.com with the location of your image. The settings are the annotation `warmroute/settings` of
+# the Deployment's pods: applying a changed file starts a rollout of the routers.
 """
 
 

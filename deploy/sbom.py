@@ -22,7 +22,7 @@ def version() -> str:
     """Return the router's version without importing it, because its dependencies may be missing."""
     found = re.search(r'^__version__ = "([^"]+)"$', (REPO / "router" / "__init__.py").read_text("utf-8"), re.MULTILINE)
     if not found:
-        raise ValueError("router/__init__.py names no __version__")
+        raise ValueError("router/__init__.py has no __version__")
     return found[1]
 
 

@@ -24,7 +24,7 @@ def trim(site: Path) -> int:
     for part in GENERATED:
         folder = site / "kubernetes" / part
         if not (folder / "__init__.py").is_file():
-            raise FileNotFoundError(f"{folder}/__init__.py: the Kubernetes client is not laid out as it was")
+            raise FileNotFoundError(f"{folder}/__init__.py: the Kubernetes client has an unknown layout")
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -35,4 +35,4 @@ def trim(site: Path) -> int:
 
 
 if __name__ == "__main__":
-    print(f"{trim(Path(sys.argv[1]))} generated files of the Kubernetes client taken out")
+    print(f"{trim(Path(sys.argv[1]))} generated files of the Kubernetes client removed")

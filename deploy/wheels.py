@@ -71,7 +71,7 @@ def glibc_of(wheel: str) -> int:
     """Return the minor version of glibc 2 that this wheel's name requires. Raises WheelError if it has none."""
     minors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel)]
     if not minors:
-        raise WheelError(f"{wheel}: not a wheel for any Linux but the one that it was made on")
+        raise WheelError(f"{wheel}: the wheel only works on the Linux version on which it was built")
     return min(minors)
 
 
@@ -106,7 +106,7 @@ def finish(python: Path, made: Path, out: Path) -> Path:
         _run(repair, PATH=path)
         [repaired] = (place / "repaired").iterdir()
         if glibc_of(repaired.name) > GLIBC_MAX:
-            raise WheelError(f"{repaired.name}: asks for a newer glibc than 2.{GLIBC_MAX}: make it on an older system")
+            raise WheelError(f"{repaired.name}: requires a newer glibc than 2.{GLIBC_MAX}: build it on an older system")
         trial = _environment(python, place / "trial", "image")  # with the extras that compiled modules import
         _install(trial, "--no-deps", "--no-index", repaired)
         _run([trial, "-c", TRIAL, *(module.removesuffix(".py").replace("/", ".") for module in MODULES)], cwd=place)
@@ -137,22 +137,26 @@ def _run(words: Sequence[str | Path], cwd: Path = REPO, **more: str) -> str:
 
 def main() -> int:
     """Run the command line; 1 if a wheel is not as it should be, 2 if something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.wheels", description="native wheels for other machines")
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.wheels", description="build native wheels for other machines"
+    )
     parser.add_argument("out", type=Path, help="folder for the wheels")
-    parser.add_argument("--python", type=Path, nargs="+", default=[], help="interpreters, beside those on the PATH")
-    parser.add_argument("--made", type=Path, help="a native wheel for that Python, instead of compiling one")
-    parser.add_argument("--all", action="store_true", help="exit status 2 where a supported Python is not here")
+    parser.add_argument(
+        "--python", type=Path, nargs="+", default=[], help="additional interpreters, besides those on the PATH"
+    )
+    parser.add_argument("--made", type=Path, help="use this native wheel instead of compiling one")
+    parser.add_argument("--all", action="store_true", help="exit with 2 if a supported Python is missing")
     options = parser.parse_args()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if not epoch.isdigit() or int(epoch) < dist.EPOCH_MIN_S:
-        print("SOURCE_DATE_EPOCH must be seconds since 1970, after 1979: the time of the commit", file=sys.stderr)
+        print("SOURCE_DATE_EPOCH must be the commit time in seconds since 1970, after 1979", file=sys.stderr)
         return 2
     found = interpreters(os.environ.get("PATH", ""), options.python)
     absent = [version for version in supported() if version not in found]
     for version in absent:
-        print(f"not made: Python {version} is not here (--python PATH names one)", file=sys.stderr)
+        print(f"not built: Python {version} is missing (set --python PATH)", file=sys.stderr)
     if sys.platform != "linux" or not found or (absent and options.all):
-        print("wheels are made on Linux, with the Pythons that they are for", file=sys.stderr)
+        print("wheels are built on Linux, with their own Python versions", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="warmroute-pure-") as folder:
@@ -165,7 +169,7 @@ def main() -> int:
                 print(f"wheels: {error}", file=sys.stderr)
                 return 1
     others = [each for each in ARCHITECTURES if each != platform.machine()]
-    print(f"not made: {', '.join(others)}: run this on such a machine, as the release workflow does", file=sys.stderr)
+    print(f"not made: {', '.join(others)}: run this on such a machine, like the release workflow", file=sys.stderr)
     return 0
 
 

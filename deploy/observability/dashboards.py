@@ -347,7 +347,7 @@ OVERVIEW = Board(
         Row(
             [
                 Panel(
-                    "From asked to hit",
+                    "From requested to hit",
                     "Fraction of the prompt tokens in the time range that reach each stage: seen before in a whole"
                     " block, unchanged since, kept by some replica, reached (cached on the replica of the request),"
                     " hit. Begin with the largest drop. The next panel and /dashboard show its causes.",
@@ -355,7 +355,7 @@ OVERVIEW = Board(
                     "percentunit", "bars", colours=((None, "blue"),), top=1,
                 ),
                 Panel(
-                    "Where prompt tokens end",
+                    "Final places of prompt tokens",
                     "Prompt tokens per second by final place, each token in one place. rewritten: fix the client that"
                     " writes the prompts (/admin/advice). evicted_here, evicted_by_others: enlarge caches."
                     " cached_on_other_replica: see the spillover below. replica_lost: restarts. tier, pulled,"
@@ -397,7 +397,7 @@ OVERVIEW = Board(
                     TOKENS, stack=True,
                 ),
                 Panel(
-                    "Why requests went where they went",
+                    "Reasons of placements",
                     "Requests per second by reason of the placement. warm: placed on the replica that caches most of"
                     " the prompt. spill: waiting there would cost more. cold: no replica caches any part of the"
                     " prompt.",
@@ -409,7 +409,7 @@ OVERVIEW = Board(
         Row(
             [
                 Panel(
-                    "Errors and requests turned away",
+                    "Errors and rejected requests",
                     "Fractions of requests. 5xx: errors of the router or an engine. overloaded: the fleet is full."
                     " rate_limited: a tenant has used its quota.",
                     [
@@ -428,7 +428,7 @@ OVERVIEW = Board(
                     ],
                 ),
                 Panel(
-                    "What is known of caches",
+                    "Knowledge of caches",
                     "Replicas by grade: exact by the engine's events, catching-up after a gap or a late join,"
                     " estimated without events. A replica that falls from exact stays usable, with a lower hit rate.",
                     [(f"sum by (grade) (avg by (replica, grade) (warmroute_replica_grade{{{OF}}}))", "{{grade}}")],
@@ -1131,7 +1131,7 @@ ROUTER = Board(
                     ],
                 ),
                 Panel(
-                    "What should not happen",
+                    "Bugs and losses",
                     "Dropped log lines, placements on replicas that may not be healthy, and placements by workers"
                     " without the control plane (hub).",
                     [

@@ -143,7 +143,7 @@ def _router_url() -> dashboard.TextBoxVariable:
     url = model.VariableOption(selected=True, text=ROUTER_URL, value=ROUTER_URL)
     it = dashboard.TextBoxVariable("router_url").label("Router's admin URL").default_value(ROUTER_URL)
     return it.current(url).description(
-        "Where your browser reaches a router's admin port, for the link to its own page."
+        "Address of a router's admin port for your browser, for the link to its dashboard."
     )
 
 

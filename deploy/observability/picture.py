@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.observability.picture", description=__doc__)
     parser.add_argument("--requests", type=int, default=100, help="of round robin; warm gets three times as many")
     parser.add_argument("--out", type=Path, default=PICTURE)
-    parser.add_argument("--data", type=Path, help="keep what is drawn here, too")
+    parser.add_argument("--data", type=Path, help="also write the data of the chart to this file")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:

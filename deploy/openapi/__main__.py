@@ -15,35 +15,36 @@ from router import __version__
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENT, PAGE = REPO / "router/admin/openapi/openapi.json", REPO / "docs/reference/api.md"
 ABOUT = (
-    "What the main listener serves to clients, and the admin listener to operators. What a GET answers, a HEAD answers"
-    " without its body. Fields may be added to answers."
+    "Endpoints of the main listener for clients, and of the admin listener for operators. HEAD answers like GET, "
+    "without the body. New fields may be added to answers."
 )
 TAGS = {
-    "inference": "Passed to an engine: bodies pass byte for byte, both ways.",
-    "stored responses": "Passed to the replica that made the response.",
-    "own pages": "The router's own, on the main listener or on both.",
+    "inference": "Forwarded to an engine; bodies are unchanged in both directions.",
+    "stored responses": "Forwarded to the replica that created the response.",
+    "own pages": "Answered by the router, on the main listener or on both.",
     "admin": "For operators, on the admin listener.",
     "files": "Pages for people, on the admin listener; they hold no secret and need no token.",
 }
 SCHEMES: Part = {
-    "key": {"type": "http", "scheme": "bearer", "description": "An API key, where there is a keys file."},
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key, if a keys file is configured."},
     "anthropicKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
-    "adminToken": {"type": "http", "scheme": "bearer", "description": "The admin token, where there is one."},
+    "adminToken": {"type": "http", "scheme": "bearer", "description": "The admin token, if one is configured."},
 }
 USUAL = {"default", *map(str, ANY)}  # answers that need not be named at each operation
 HEAD = """# API
 
 <!-- Rendered by `python -m deploy.openapi`; edit deploy/openapi instead. -->
 
-Each router describes both listeners in OpenAPI 3.1 on its admin port, from which clients can be generated.
-[Endpoints](endpoints.md) says what the paths are for; this page is the description in short.
+Each router has an OpenAPI 3.1 document of both listeners on its admin port. Clients can be generated from it.
+[Endpoints](endpoints.md) describes the purpose of the paths; this page summarizes the document.
 
 ```sh
 curl -H "Authorization: Bearer $(cat token)" http://127.0.0.1:8001/admin/openapi.json
 ```
 
-Besides what a line says, whatever is asked may be answered by one of {any}.
-[Errors](errors.md) and [access](../guide/access.md#admin-listener) say when, and what goes to an engine has its answer.
+Every operation may also answer with one of {any}.
+[Errors](errors.md) and [access](../guide/access.md#admin-listener) describe these answers.
+Forwarded requests also have the answers of the engine.
 """
 
 
@@ -83,7 +84,7 @@ def page(described: Part) -> str:
     """Return the page: a table of operations for each tag, then the fields of each schema."""
     parts = [HEAD.format(any=", ".join(map(str, ANY)))]
     for tag, about in TAGS.items():
-        lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | what it does | takes | answers |"]
+        lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | function | parameters | answers |"]
         parts.append("\n".join([*lines, "| --- | --- | --- | --- |", *_operations(described, tag)]) + "\n")
     parts.append("## Bodies\n\nA field with `?` may be missing.\n")
     parts += _bodies(described)

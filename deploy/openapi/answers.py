@@ -6,46 +6,46 @@ from deploy.openapi.parts import JSON, TEXT, Part, answer, asked, in_json, one_o
 
 GRADES = ("exact", "catching-up", "estimated", "unseen")
 MAIN = {
-    400: "The request cannot be understood.",
+    400: "The request is invalid.",
     401: "The API key is missing or unknown.",
-    403: "The key is not for this model.",
-    404: "There is no such model, response or path.",
+    403: "The key does not allow this model.",
+    404: "The model, response or path does not exist.",
     405: "CONNECT.",
     408: "The request arrived too slowly.",
     409: "The conversation's history has changed (`history_policy`).",
     413: "The body is too large.",
     414: "Path and query are too long.",
     415: "The body is compressed.",
-    429: "The fleet is full, or the tenant's rate used up.",
+    429: "The fleet is full, or the tenant's rate limit is reached.",
     431: "The head is too large.",
     500: "A bug of the router.",
-    501: "The body comes in an unknown coding.",
+    501: "The body has an unknown transfer coding.",
     502: "The replica failed before it answered.",
-    503: "No replica is ready, or the router stops.",
+    503: "No replica is ready, or the router is shutting down.",
     504: "The replica did not answer in time.",
-    505: "Another version of HTTP.",
+    505: "Unsupported version of HTTP.",
 }
 ADMIN = {
-    400: "The request cannot be understood, or a parameter is wrong.",
+    400: "The request or a parameter is invalid.",
     401: "The admin token is missing or wrong.",
-    403: "It comes from a web page, or is not allowed.",
-    404: "There is nothing of this name.",
-    405: "The path takes another method.",
+    403: "The request comes from a web page, or is not allowed.",
+    404: "The name does not exist.",
+    405: "The path does not support this method.",
     408: "The request arrived too slowly.",
-    409: "It cannot be done now.",
+    409: "The request is not possible now.",
     413: "The body is too long.",
     414: "Path and query are too long.",
     415: "The body is not JSON.",
-    421: "The Host header names something else.",
+    421: "The Host header names a different host.",
     431: "The head is too large.",
-    500: "The page failed; the log has the reason.",
-    501: "The body comes in an unknown coding.",
-    505: "Another version of HTTP.",
+    500: "The page failed; see the router's log.",
+    501: "The body has an unknown transfer coding.",
+    505: "Unsupported version of HTTP.",
 }
 ANY = (400, 408, 413, 414, 431, 500, 501, 505)  # statuses with which a server may answer any request
 _LATER: Part = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 _SCHEME: Part = {"WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}}}
-_ALLOW: Part = {"Allow": {"description": "Methods that the path takes.", "schema": {"type": "string"}}}
+_ALLOW: Part = {"Allow": {"description": "Methods of the path.", "schema": {"type": "string"}}}
 
 
 def of_clients(*statuses: int) -> Part:
@@ -88,49 +88,54 @@ RECEIPTS: dict[str, Part] = {
     },
     "x-warmroute-replica": {"description": "The replica that answered.", "schema": text()},
     "x-warmroute-reason": {
-        "description": "Why it was chosen.",
+        "description": "Reason of the placement.",
         "schema": one_of("warm", "spill", "cold", "tie", "only", "policy", "retry", "pull", "split"),
     },
-    "x-warmroute-grade": {"description": "How far the prediction can be trusted.", "schema": one_of(*GRADES)},
+    "x-warmroute-grade": {"description": "Confidence in the prediction.", "schema": one_of(*GRADES)},
     "x-warmroute-predicted-cached-tokens": {
-        "description": "Prompt tokens that were expected in its cache.",
+        "description": "Prompt tokens predicted to be cached.",
         "schema": whole(),
     },
     "x-warmroute-predicted-ttft-ms": {
-        "description": "Of streams: milliseconds from the placement to the first token, as predicted (the median).",
+        "description": "Streams only: predicted milliseconds from the placement to the first token (median).",
         "schema": whole(),
     },
     "x-warmroute-predicted-ttft-p90-ms": {
-        "description": "The same, later than nine in ten.",
+        "description": "The same as the 90th percentile.",
         "schema": whole(),
     },
     "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
     "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
     "x-warmroute-stream-failover-refused": {
-        "description": "Why its stream would not go on on another replica, where that is wanted.",
+        "description": "Reason why the stream cannot continue on another replica, if stream failover is requested.",
         "schema": text(),
     },
     "x-warmroute-warning": {
-        "description": "Where a conversation's history has changed (`history_policy: warn`).",
+        "description": "Position of the change in a conversation's history (`history_policy: warn`).",
         "schema": text(),
     },
 }
 HINTS: dict[str, Part] = {
     "session": asked(
-        "x-session-id", "Name of a conversation, which stays at one replica where prices tie.", text(), within="header"
+        "x-session-id",
+        "Name of a conversation, which stays on one replica if prices are equal.",
+        text(),
+        within="header",
     ),
     "id": asked("x-request-id", "The client's own id of the request.", text(), within="header"),
     "tenant": asked(
         "x-warmroute-tenant",
-        "Whose request it is; where there are no keys.",
+        "Tenant of the request, if no keys are configured.",
         text(pattern="^[A-Za-z0-9][A-Za-z0-9_.@:-]{0,63}$"),
         within="header",
     ),
     "continue": asked(
         "x-warmroute-stream-failover",
-        "Whether its stream goes on on another replica if it breaks.",
+        "Mode of stream failover.",
         one_of("exact", "approximate", "off"),
         within="header",
     ),
-    "priority": asked("x-warmroute-priority", "How urgent it is.", one_of("high", "normal", "low"), within="header"),
+    "priority": asked(
+        "x-warmroute-priority", "Priority of the request.", one_of("high", "normal", "low"), within="header"
+    ),
 }

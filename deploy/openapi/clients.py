@@ -17,12 +17,12 @@ SUMMARIES = {
     "/v1/messages": "A chat, in Anthropic's form",
     "/v1/responses": "A response, in OpenAI's form",
 }
-PASSED_ON = "Passed on by load; the prompt is not read (`api.passthrough`)"
-DONE = {"get": "Gets a stored response from the replica that made it", "delete": "Deletes a stored response"}
+PASSED_ON = "Forwarded by load; the prompt is not parsed (`api.passthrough`)"
+DONE = {"get": "Gets a stored response from the replica that created it", "delete": "Deletes a stored response"}
 _HEADERS: Part = {name: {"$ref": f"#/components/headers/{name}"} for name in RECEIPTS}
 _FORM: Part = {
     "multipart/form-data": {
-        "schema": {"type": "object", "description": "A form with the field `model`, such as an audio file's."}
+        "schema": {"type": "object", "description": "A form with the field `model`, such as for an audio file."}
     }
 }
 
@@ -33,12 +33,12 @@ def paths() -> Part:
     for path in Settings().api.passthrough:
         body = in_json("EngineBody") | (_FORM if "/audio/" in path else {})
         found[path] = {"post": _engine("inference", PASSED_ON, body)}
-    stored = asked("response_id", "Of a stored response.", text(), within="path")
+    stored = asked("response_id", "Id of a stored response.", text(), within="path")
     found["/v1/responses/{response_id}"] = {
         "parameters": [stored],
         **{method.lower(): _engine("stored responses", DONE[method.lower()]) for method in RESPONSE_METHODS},
     }
-    said = "What the engine is to do; engines know POST of `cancel` and GET of `input_items`."
+    said = "Action of the engine; engines support POST of `cancel` and GET of `input_items`."
     action = asked("action", said, one_of(*RESPONSE_ACTIONS), within="path")
     found["/v1/responses/{response_id}/{action}"] = {
         "parameters": [stored, action],
@@ -60,8 +60,8 @@ def _engine(tag: str, summary: str, body: Part | None = None) -> Part:
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in HINTS],
         **({"requestBody": {"required": True, "content": body}} if body else {}),
         "responses": {
-            "200": answer("The engine's answer; with `stream` as it comes.", passed, _HEADERS),
+            "200": answer("The engine's answer; a stream with `stream`.", passed, _HEADERS),
             **of_clients(*(status for status in MAIN if status != 405)),
-            "default": answer("What the engine answered, whatever its status.", {"*/*": {}}, _HEADERS),
+            "default": answer("The engine's answer, with any status.", {"*/*": {}}, _HEADERS),
         },
     }

@@ -37,20 +37,22 @@ def _of_clients() -> Part:
 
     def ready(*methods: str) -> Part:
         shown = {"200": answer("At least one replica is ready.", TEXT), "503": answer("None is.", TEXT)}
-        what = "As `/readyz`, under a name that engines have"
+        what = "As `/readyz`, under a path of engines"
         return {each: _operation("own pages", what, NOBODY, shown | of_clients(*ANY), None) for each in methods}
 
-    model = asked("model", "Its name, which may have slashes.", text(), within="path")
+    model = asked("model", "Name of the model, which may have slashes.", text(), within="path")
     id_ = asked("request_id", "Its `x-warmroute-request-id`.", text(), within="path")
     return {
         "/health": ready("get"),
         "/ping": ready("get", "post"),
         "/version": got("The router's version", answer("Its version.", in_json("Version"))),
-        "/v1/models": got("What ready replicas serve", answer("The union of their models.", in_json("Models"))),
+        "/v1/models": got(
+            "Models of ready replicas", answer("Union of the models of all ready replicas.", in_json("Models"))
+        ),
         "/v1/models/{model}": got("One model", answer("The model.", in_json("Model")), 404, parameters=[model]),
         "/v1/warmroute/requests/{request_id}": got(
-            "What became of a request, for whoever sent it",
-            answer("The last request of this id.", in_json("OwnRequest")),
+            "Outcome of a request, for its client",
+            answer("The last request with this id.", in_json("OwnRequest")),
             404,
             parameters=[id_],
         ),
@@ -67,16 +69,14 @@ def _of_both() -> Part:
 
     main_only = answer("Metrics are not on this listener.", in_json("Error"))
     return {
-        "/": got(
-            "Where one is, and which pages there are", [*KEYS, TOKEN[1]], {"200": answer("Words for people.", TEXT)}
-        ),
-        "/healthz": got("Whether the process lives", NOBODY, {"200": answer("It does.", TEXT)}),
+        "/": got("Name of the router, and list of its pages", [*KEYS, TOKEN[1]], {"200": answer("Text.", TEXT)}),
+        "/healthz": got("Liveness of the process", NOBODY, {"200": answer("It does.", TEXT)}),
         "/readyz": got(
-            "Whether requests should come here",
+            "Readiness",
             NOBODY,
             {
                 "200": answer("At least one replica is ready.", TEXT),
-                "503": answer("None is, or the router stops.", TEXT),
+                "503": answer("No replica is ready, or the router is shutting down.", TEXT),
             },
         ),
         "/metrics": got(
@@ -102,17 +102,20 @@ def _of_admins() -> Part:
     document: Part = {"application/json": {"schema": {"type": "object"}}}
     found: Part = {
         "/admin/replicas": {
-            **got("Every replica, and how fresh each source's list is", "Replicas"),
+            **got("Replicas, and state of each discovery source", "Replicas"),
             "post": _page(
                 "Adds a replica",
-                {"200": answer("It is there already.", replica), "201": answer("It was added.", replica)},
+                {
+                    "200": answer("The replica exists already.", replica),
+                    "201": answer("The replica was added.", replica),
+                },
                 409,
                 415,
                 body="ReplicaUrl",
             ),
             "delete": _page(
                 "Removes a replica that was added",
-                {"200": answer("It was removed.", replica)},
+                {"200": answer("The replica was removed.", replica)},
                 404,
                 409,
                 415,
@@ -121,33 +124,33 @@ def _of_admins() -> Part:
         },
         "/admin/replicas/drain": {
             "post": _page(
-                "Sends a replica nothing new, and hands its streams on",
+                "Drains a replica: it gets no new requests, and its streams migrate",
                 {"200": answer("It drains.", replica)},
                 404,
                 415,
                 body="ReplicaUrl",
             ),
             "delete": _page(
-                "Takes that back",
-                {"200": answer("It is as any other again.", replica)},
+                "Ends the drain",
+                {"200": answer("The replica gets requests again.", replica)},
                 404,
                 415,
                 parameters=[url],
             ),
         },
-        "/admin/decisions": got("Past requests and why they went where they went", "Decisions", _decisions()),
-        "/admin/series": got("Figures over time", "Series", _series()),
+        "/admin/decisions": got("Past requests and the reasons of their placement", "Decisions", _decisions()),
+        "/admin/series": got("Time series", "Series", _series()),
         "/admin/index": got("Size of the prefix index", "Index"),
-        "/admin/observatory": got("Everything that the dashboard shows but series and searches", "Observatory"),
-        "/admin/templates": got("Prefixes that conversations share", "Templates"),
-        "/admin/advice": got("What to do about misses, most costly first", "Advice"),
+        "/admin/observatory": got("Data of the dashboard, except time series and searches", "Observatory"),
+        "/admin/templates": got("Shared prefixes of conversations", "Templates"),
+        "/admin/advice": got("Advice on cache misses, largest loss first", "Advice"),
         "/admin/prewarm": {
-            **got("What is being warmed, and what came of it", "WarmState"),
+            **got("Prewarming jobs and their results", "WarmState"),
             "post": _page(
-                "Warms replicas now",
+                "Prewarms replicas",
                 {
-                    "200": answer("With `wait`: what was sent.", in_json("WarmDone")),
-                    "202": answer("What will be sent.", in_json("WarmAsked")),
+                    "200": answer("With `wait`: results of the sent prompts.", in_json("WarmDone")),
+                    "202": answer("Prompts that will be sent.", in_json("WarmAsked")),
                 },
                 409,
                 415,
@@ -163,22 +166,22 @@ def _decisions() -> list[Part]:
     named = text(maxLength=VALUE_CHARS_MAX)
     return [
         asked("id", "Request id, or an engine's id of the answer.", named),
-        asked("session", "A session's name, or a row's `session` or `conversation`.", named),
+        asked("session", "Name of a session, or `session` or `conversation` of a row.", named),
         asked("model", "Name of the model.", named),
         asked("reason", "Reason of the placement, or of a miss.", {"type": "string", "enum": ["", *REASONS]}),
         asked("tenant", "Name of the tenant.", named),
         asked("replica", "URL of the replica.", named),
         asked("status", "A status such as 503, or a class such as 5xx.", text(pattern=_STATUS)),
-        *_span("They came from then on.", "They came before then."),
-        asked("before", "Their `number` is lower.", whole(minimum=1, maximum=NUMBER_MAX)),
-        asked("limit", "At most so many.", whole(minimum=1, maximum=LIMIT_MAX, default=LIMIT)),
+        *_span("Arrival at or after this time.", "Arrival before this time."),
+        asked("before", "`number` is lower.", whole(minimum=1, maximum=NUMBER_MAX)),
+        asked("limit", "Maximum number of rows.", whole(minimum=1, maximum=LIMIT_MAX, default=LIMIT)),
     ]
 
 
 def _series() -> list[Part]:
     step = whole(minimum=STEP_S, maximum=STEPS_S[-1])
     return [
-        *_span("Ten minutes before `to_s` unless given.", "Now unless given."),
+        *_span("Default: ten minutes before `to_s`.", "Default: now."),
         asked("step_s", "Seconds of a step: a multiple of 5; above 60, of 60.", step),
     ]
 
@@ -196,13 +199,15 @@ def _files() -> Part:
     def of(*kinds: str) -> Part:
         return {kind: {"schema": {"type": "string"}} for kind in kinds}
 
-    kept: Part = {"304": answer("The browser has this version.")}
+    kept: Part = {"304": answer("The browser has the current version.")}
     where: Part = {"Location": {"description": "`../dashboard`.", "schema": text()}}
     name = asked("file", "Its name.", text(), within="path")
     page = answer("A page.", of("text/html"))
     return {
         "/dashboard": file("The dashboard", {"200": page, **kept}),
-        "/dashboard/": file("Leads to the dashboard", {"308": answer("Without the slash.", None, where)}),
+        "/dashboard/": file(
+            "Redirects to the dashboard", {"308": answer("Redirect to the path without the slash.", None, where)}
+        ),
         "/dashboard/{file}": file(
             "A file of the dashboard",
             {"200": answer("A script or style.", of("text/javascript", "text/css")), **kept},

@@ -32,39 +32,39 @@ def schemas() -> Part:
 
 
 def _errors() -> Part:
-    words = text("Words for people, which may change.")
+    words = text("Text for people, which may change.")
     return {
         "Error": record(
-            "An error of the router's own, in OpenAI's form.",
+            "An error of the router, in OpenAI's form.",
             {
                 "error": record(
-                    "What is wrong.",
+                    "Description of the error.",
                     {
                         "message": words,
                         "type": text("OpenAI's name of this kind of error."),
-                        "param": maybe(text("The field of the body that is at fault.")),
+                        "param": maybe(text("The invalid field of the body.")),
                         "code": text("A code that will not change (docs/reference/errors.md)."),
                     },
                 )
             },
         ),
         "AnthropicError": record(
-            "An error of the router's own, in Anthropic's form: on `/v1/messages` and below.",
+            "An error of the router, in Anthropic's form: on `/v1/messages` and below.",
             {
                 "type": one_of("error"),
                 "error": record(
-                    "What is wrong.",
+                    "Description of the error.",
                     {"type": text("Anthropic's name of this kind of error."), "message": words, "code": text()},
                 ),
             },
         ),
         "SglangError": record(
-            "An error of the router's own, in SGLang's form: on `/generate`.",
+            "An error of the router, in SGLang's form: on `/generate`.",
             {
                 "object": one_of("error"),
                 "message": words,
                 "type": text("The status in words."),
-                "param": maybe(text("The field of the body that is at fault.")),
+                "param": maybe(text("The invalid field of the body.")),
                 "code": text("As in `Error`."),
             },
         ),
@@ -72,7 +72,7 @@ def _errors() -> Part:
             "An error of the admin listener.",
             {
                 "error": record(
-                    "What is wrong.",
+                    "Description of the error.",
                     {"code": text("A code that will not change (docs/guide/access.md)."), "message": words},
                 )
             },
@@ -84,56 +84,56 @@ def _models() -> Part:
     model = {
         "id": text("Its name."),
         "object": one_of("model"),
-        "created": whole("Unix seconds, by its engine."),
-        "owned_by": text("The kind of engine, by its own word."),
-        "root": maybe(text("The name that it is stored under.")),
+        "created": whole("Unix seconds, from its engine."),
+        "owned_by": text("Kind of engine, as reported by it."),
+        "root": maybe(text("Name of the stored model.")),
         "parent": maybe(text("An adapter's base model.")),
-        "max_model_len": maybe(whole("Tokens of a prompt and its answer together.")),
+        "max_model_len": maybe(whole("Maximum tokens of a prompt and its answer together.")),
     }
     return {
         "Model": record(
-            "A model that at least one ready replica serves: its engine's own row, with all fields that this has.",
+            "A model of at least one ready replica: the row of its engine, with all fields.",
             model,
             optional=[name for name in model if name != "id"],
         ),
         "Version": record("The router's version.", {"version": text("Such as `1.2.3`.")}),
-        "Models": record("All of them.", {"object": one_of("list"), "data": rows(ref("Model"))}),
+        "Models": record("All models.", {"object": one_of("list"), "data": rows(ref("Model"))}),
         "EngineBody": {
             "type": "object",
-            "description": "What the engine reads; every byte is passed on.",
+            "description": "Body for the engine, forwarded unchanged.",
             "properties": {
-                "model": text("Needed where more than one is served."),
-                "stream": flag("Answer in events."),
+                "model": text("Required if replicas serve several models."),
+                "stream": flag("Answer as a stream of events."),
             },
         },
-        "EngineAnswer": {"description": "What the engine answered, byte for byte."},
+        "EngineAnswer": {"description": "Answer of the engine, unchanged."},
     }
 
 
 def _requests() -> Part:
     """Return requests that ended, as their senders and as operators see them."""
-    usage = {**each(whole(), "prompt_tokens completion_tokens"), "cached_tokens": maybe(whole("Null: it is not told."))}
+    usage = {**each(whole(), "prompt_tokens completion_tokens"), "cached_tokens": maybe(whole("Null: not reported."))}
     place = {
         "change": text("Kind of the difference."),
         "message": whole("Number of the message; -1 before the first."),
         "role": text("Role of that message."),
-        "path": text("Where in the body."),
+        "path": text("JSON path in the body."),
         "offset_bytes": whole("Bytes from the beginning of that message."),
         "at_bytes": whole("Bytes from the beginning of the prompt."),
-        "lost_bytes": whole("Bytes behind it that were the same."),
+        "lost_bytes": whole("Identical bytes after it."),
     }
     texts = {
-        "shape": text("The piece that differs, its letters and digits replaced."),
-        "piece_hash": text("Its keyed hash."),
+        "shape": text("The differing part, with letters and digits replaced."),
+        "piece_hash": text("Keyed hash of the part."),
         **each(text("Empty without `insights.excerpts`."), "before after"),
-        "token_bytes": whole("Bytes of the piece."),
+        "token_bytes": whole("Bytes of the part."),
     }
     receipt = {
         **each(maybe(text()), "replica reason grade"),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens"),
         "waited_s": number("Seconds in the router's queue."),
         "retries": rows(text("Kind of the failure.")),
-        "spill": maybe(text("Why it went elsewhere than most of its prompt.")),
+        "spill": maybe(text("Reason why it was not placed on the replica with most of its prompt.")),
         **each(maybe(whole()), "spilled_tokens hit_tokens"),
         "miss": maybe(ref("Misses")),
         "turn": maybe(whole("Number of the turn in its conversation.")),
@@ -142,17 +142,17 @@ def _requests() -> Part:
     reasons, places = ({each.value: whole() for each in kinds} for kinds in (MissReason, TokenFate))
     return {
         "Usage": record("An engine's own counts.", usage),
-        "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),
-        "Funnel": record("Prompt tokens by the place where they ended, from asked to hit.", places, optional=places),
-        "Place": record("Where a prompt first differs from an earlier one.", place),
-        "Difference": record("The same, with what differs.", {**place, **texts}),
+        "Misses": record("Computed prompt tokens by reason.", reasons, optional=reasons),
+        "Funnel": record("Prompt tokens by final place, from requested to hit.", places, optional=places),
+        "Place": record("First difference of a prompt from an earlier one.", place),
+        "Difference": record("The same, with the differing texts.", {**place, **texts}),
         "OwnRequest": record(
-            "What became of a request. What is behind `usage` is left out where answers carry no receipts.",
+            "Outcome of a request. Fields after `usage` are missing if receipts are turned off.",
             {**_ended(), **receipt},
             optional=receipt,
         ),
-        "Candidate": record("A replica that could have taken a request, and every term of its price.", _candidate()),
-        "Decision": record("A request that ended, and why it went where it went.", _decision()),
+        "Candidate": record("A candidate for a request, with every term of its price.", _candidate()),
+        "Decision": record("A request that ended, and the reason of its placement.", _decision()),
     }
 
 
@@ -163,14 +163,14 @@ def _ended() -> Part:
         "route": text("Its path, or `other`."),
         "model": text(),
         "stream": flag(),
-        "status": whole("Its answer's status; 499: its client left."),
-        "ending": text("How its answer ended."),
+        "status": whole("Status of the answer; 499: the client disconnected."),
+        "ending": text("End of the answer."),
         "error": maybe(text("The router's error code.")),
         "detail": maybe(text("The error's message.")),
         "ttft_s": maybe(number("Seconds to the first token of a stream.")),
-        "wanted_ttft_s": maybe(number("Seconds from its arrival within which the first token was wanted.")),
-        "in_time": maybe(flag("Whether a stream's first token came within that.")),
-        "inter_token_s": maybe(number("Seconds between two tokens of a stream.")),
+        "wanted_ttft_s": maybe(number("Deadline of the first token in seconds from arrival.")),
+        "in_time": maybe(flag("True if the first token of a stream met the deadline.")),
+        "inter_token_s": maybe(number("Mean seconds between two tokens of a stream.")),
         "duration_s": number("Seconds to the end."),
         "events": whole("Events of the stream."),
         "usage": maybe(ref("Usage")),
@@ -192,41 +192,43 @@ def _candidate() -> Part:
 
 def _decision() -> Part:
     return {
-        "number": whole("Of this decision; `before` takes it."),
+        "number": whole("Number of this decision, for `before`."),
         "session": maybe(text("Hash of the session's name.")),
         **_ended(),
         "tenant": text(),
         "retries": rows(record("An attempt that failed.", each(text(), "kind replica"))),
-        "continued": maybe(record("How a broken stream went on elsewhere.", each(text(), "how cause replica"))),
-        "not_continued": maybe(text("Why a stream did not, or could not have.")),
+        "continued": maybe(
+            record("Continuation of a broken stream on another replica.", each(text(), "how cause replica"))
+        ),
+        "not_continued": maybe(text("Reason why a stream was not or could not be continued.")),
         "queued_s": number("Seconds in the router's queue."),
-        "overhead_s": maybe(number("Seconds that the router itself took.")),
-        "predicted_ttft_s": maybe(number("Seconds to the first token as predicted: the median.")),
-        "predicted_ttft_p90_s": maybe(number("The same, later than nine in ten.")),
-        "agent": maybe(text("Kind of agent by what its client says; `/sub` behind a sub-agent's.")),
-        "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
-        "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
-        "agent_final": flag("Whether its client said that the conversation is over."),
+        "overhead_s": maybe(number("Seconds of router overhead.")),
+        "predicted_ttft_s": maybe(number("Predicted seconds to the first token (median).")),
+        "predicted_ttft_p90_s": maybe(number("The same as the 90th percentile.")),
+        "agent": maybe(text("Kind of agent, as stated by its client; sub-agents end with `/sub`.")),
+        "agent_id": maybe(text("Hash of the agent's name for the conversation.")),
+        "agent_parent": maybe(text("Hash of the name of the parent conversation.")),
+        "agent_final": flag("True if the client marked the conversation as ended."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens loaded_tokens pulled_tokens turn"),
-        "predicted_tier_tokens": whole("Part of the predicted ones that is not on the GPU, and is to be loaded."),
-        "predicted_pull_tokens": whole("Part of the predicted ones that is to come from another replica's memory."),
-        "predicted_pull_ms": number("Milliseconds until these are there."),
-        "pull_source": maybe(text("The replica that these are to come from.")),
-        "prefill_replica": maybe(text("The replica that prefills it, where another one decodes it.")),
-        "predicted_prefill_ms": number("Milliseconds until its prompt is prefilled there."),
-        "predicted_transfer_ms": number("Milliseconds from then on until its blocks are where it is decoded."),
+        "predicted_tier_tokens": whole("Predicted cached tokens outside the GPU, which are loaded."),
+        "predicted_pull_tokens": whole("Predicted cached tokens in another replica's memory, which are transferred."),
+        "predicted_pull_ms": number("Predicted milliseconds of this transfer."),
+        "pull_source": maybe(text("Source replica of this transfer.")),
+        "prefill_replica": maybe(text("Prefill replica, if another one decodes.")),
+        "predicted_prefill_ms": number("Predicted milliseconds until the end of prefill there."),
+        "predicted_transfer_ms": number("Predicted milliseconds of the transfer to the decode replica."),
         "spilled_tokens": whole(),
-        "candidates": rows(ref("Candidate"), "The most telling ones."),
-        "weighed": whole("How many replicas could have taken it."),
+        "candidates": rows(ref("Candidate"), "The most relevant candidates."),
+        "weighed": whole("Number of candidates."),
         "miss": maybe(ref("Misses")),
         "places": maybe(ref("Funnel")),
-        "held_by": maybe(text("The replica that holds more of the prompt than the one that it went to.")),
-        "verified": flag("Whether the engine told what it found cached."),
+        "held_by": maybe(text("Replica with a longer cached prefix than the chosen one.")),
+        "verified": flag("True if the engine reported cached tokens."),
         "hit": maybe(one_of("replay", "genuine")),
-        "saved_ms": maybe(number("Time of prefill that hits saved.")),
-        "apart": flag("Whether the prompt is kept apart from others'."),
+        "saved_ms": maybe(number("Prefill time saved by hits.")),
+        "apart": flag("True if the prompt is isolated from other tenants."),
         "difference": maybe(ref("Difference")),
         "repairs": rows(text()),
     }
@@ -234,19 +236,19 @@ def _decision() -> Part:
 
 def _history() -> Part:
     kept = {
-        "since_s": number("Unix seconds from which figures are kept."),
-        "decisions_since_s": maybe(number("The same of decisions; null: there is none.")),
+        "since_s": number("Unix time of the oldest interval."),
+        "decisions_since_s": maybe(number("Unix time of the oldest decision; null: none.")),
         "decisions_in_memory": whole(),
-        "memory_s": whole("Seconds of figures that memory holds."),
-        "path": flag("Whether there is a file."),
+        "memory_s": whole("Seconds of intervals in memory."),
+        "path": flag("State of the history file."),
         "state": one_of("off", "ok", "failing"),
-        "why": text("Why it is failing."),
+        "why": text("Reason of the failure."),
         **each(whole(), "bytes bytes_max days_max dropped"),
     }
     found = {
         "decisions": rows(ref("Decision")),
-        "more": flag("Whether there are older ones."),
-        "next_before": maybe(whole("What `before` takes to get them.")),
+        "more": flag("True if older decisions exist."),
+        "next_before": maybe(whole("Value of `before` for older decisions.")),
         "kept": ref("Kept"),
     }
     causes = {cause.value: whole() for cause in SpillCause}
@@ -256,16 +258,19 @@ def _history() -> Part:
         "completion_tokens": whole(),
         "misses": ref("Misses"),
         "places": ref("Funnel"),
-        "held": record("Tokens held elsewhere, by why not there.", causes, optional=causes),
+        "held": record("Tokens cached on another replica, by reason against that replica.", causes, optional=causes),
         **each(maybe(number()), f"{quantiles} waited_p90_s in_flight waiting in_flight_max waiting_max"),
     }
-    known = {"at_s": whole("Unix seconds of its beginning."), "known": flag("False: nobody counted, and that is all.")}
+    known = {
+        "at_s": whole("Unix time of its beginning."),
+        "known": flag("False: the router did not run, and other fields are missing."),
+    }
     span = {"now_s": number(), **each(whole(), "from_s to_s step_s"), "kept": ref("Kept"), "points": rows(ref("Point"))}
     return {
-        "Kept": record("How far back pages reach, and how the file of the history is doing.", kept),
-        "Decisions": record("Decisions that fit, newest first.", found),
-        "Point": record("What requests added up to in one step.", {**known, **counts}, optional=counts),
-        "Series": record("Figures over time in even steps.", span),
+        "Kept": record("Time range of the stored data, and state of the history file.", kept),
+        "Decisions": record("Matching decisions, newest first.", found),
+        "Point": record("Sums over requests in one step.", {**known, **counts}, optional=counts),
+        "Series": record("Time series in equal steps.", span),
     }
 
 
@@ -286,63 +291,65 @@ def _replicas() -> Part:
         "last_seq": whole(),
         "lag_s": maybe(number("The router's clock minus the engine's, at the last batch.")),
         **each(whole(), "events blocks answers_compared answers_equal"),
-        "counts": by_name(whole(), "What came, and what went wrong."),
+        "counts": by_name(whole(), "Received events, and errors."),
         "block_tokens": maybe(whole()),
         **each(whole(), blocks),
     }
-    breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until it is tried again.")}
+    breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until the next attempt.")}
     replica = {
         **each(text(), "id name node instance version why grade_why"),
         "added": flag("Added at run time."),
-        "warming": flag("Its cache is being filled."),
-        "ready": flag("It may be sent requests."),
+        "warming": flag("Prewarming is in progress."),
+        "ready": flag("The replica may receive requests."),
         "failures_in_a_row": whole(),
-        "breaker": record("Whether it rests.", breaker),
+        "breaker": record("Cooldown of the replica.", breaker),
         "grade": one_of(*GRADES),
         "events": maybe(ref("EventStream")),
         "models": rows(text()),
         **each(whole(), "in_flight blocks blocks_max unseen_answers"),
-        "window": maybe(whole("Requests that it may have open.")),
+        "window": maybe(whole("Limit of open requests.")),
         **each(number(), "pending_prefill_ms answer_tokens"),
         "load": ref("Load"),
-        "metrics_of_several": flag("Several processes answer its `/metrics` in turn."),
-        "share": number("Part of its work that this router sent."),
-        **each(by_name(number(), "What was learned."), "prefill decode_step"),
+        "metrics_of_several": flag("`/metrics` alternates between several processes."),
+        "share": number("Fraction of its work that comes from this router."),
+        **each(by_name(number(), "Learned values."), "prefill decode_step"),
         "role": one_of(*Role),
         "split": maybe(ref("Hand")),
-        "pull_address": maybe(text("Where its engine takes orders of its peers, `host:port`.")),
+        "pull_address": maybe(text("Address of its engine for P2P KV transfers, `host:port`.")),
     }
     source = {"fresh": flag(), "why": text(), "stale_s": number(), **each(whole(), "errors replicas")}
     link = {
         "router": text("This router's name."),
         "fleet": text("`peering.fleet`."),
-        "whole": flag("This router hears its own messages, so that others can hear it."),
+        "whole": flag("This router receives its own messages, so other routers can receive them."),
         "why": text("Why not."),
-        "refused": text("Why the store takes no writes."),
-        "delay_ms": maybe(number("Time that the last message took.")),
+        "refused": text("Reason why the store accepts no writes."),
+        "delay_ms": maybe(number("Time of the last message through the store.")),
         "routers": rows(
-            record("A router that is heard.", {"name": text(), "age_s": number("Since its last message.")})
+            record(
+                "A router with received messages.", {"name": text(), "age_s": number("Seconds since its last message.")}
+            )
         ),
     }
-    held = record("Of one replica.", each(whole(), "blocks blocks_max"))
+    held = record("Values of one replica.", each(whole(), "blocks blocks_max"))
     address = record("A replica's address.", {"url": text("`http://ADDRESS:PORT`, within `admin.replicas_allowed`.")})
     return {
-        "Load": record("What an engine's metrics say; null: they do not.", load),
+        "Load": record("Values of an engine's metrics; null: not reported.", load),
         "EventStream": record("A replica's stream of KV events, and its blocks.", stream, optional=stream),
-        "Replica": record("Health, load, and what was learned.", replica),
+        "Replica": record("Health, load and learned values.", replica),
         "Hand": _hand(),
         "Replicas": record(
-            "Every replica, how fresh the list is, by source, and which other routers are heard.",
+            "All replicas, state of each discovery source, and connected routers.",
             {
                 "replicas": rows(ref("Replica")),
                 "discovery": by_name(record("A source.", source)),
                 "sharing": maybe(ref("RouterLink")),
             },
         ),
-        "RouterLink": record("The link to other routers; null: nothing is shared.", link),
+        "RouterLink": record("The link to other routers; null: turned off.", link),
         "ReplicaUrl": {**address, "additionalProperties": False},
         "Index": record(
-            "Size of the prefix index, and what of it was known before the router started.",
+            "Size of the prefix index, and its restored part.",
             {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held), "state": maybe(ref("StateKept"))},
         ),
         "StateKept": _state_kept(),
@@ -350,14 +357,14 @@ def _replicas() -> Part:
 
 
 def _hand() -> Part:
-    pairs = "With so many replicas: pairs that take traffic, are to be warmed, and rest after a failure."
+    pairs = "Number of pairs by state: ready, warming up, and in cooldown after a failure."
     hand = {
         "handshake": one_of(*KvConnector),
-        "address": text("Where decoding engines ask it, `host:port`; empty: the prefill leg's answer says where."),
-        "answers": flag("It shakes hands now."),
+        "address": text("Address for decode engines, `host:port`; empty: it is in the answer of the prefill stage."),
+        "answers": flag("The address answers now."),
         "pairs": record(pairs, each(whole(), "warm new resting")),
     }
-    return record("How a replica hands over what it prefills, or takes what others did; null: it does neither.", hand)
+    return record("KV connector of a replica for disaggregated prefill; null: none.", hand)
 
 
 def _state_kept() -> Part:
@@ -368,16 +375,16 @@ def _state_kept() -> Part:
         "events_why": text("Why no block by its events was."),
     }
     return record(
-        "What is known from before the router started, and left for after; null: nothing is.",
+        "Restored and saved state; null: turned off.",
         {
             "file": text("`snapshot.path`."),
-            "source": text("Where it came from."),
+            "source": text("Source of the state."),
             "why": text("Why nothing came from the file."),
             "failing": text("Why the file is not written."),
             "written_age_s": maybe(number("Since the file was written.")),
             "bytes": whole("Of the file."),
             "holding": flag("`/readyz` waits for it."),
-            "replicas": record("By what became of them.", each(whole(), "restored refused waiting")),
+            "replicas": record("Replicas by outcome.", each(whole(), "restored refused waiting")),
             "restored": rows(record("One replica.", outcome)),
         },
     )
@@ -396,7 +403,7 @@ def _branches() -> Part:
         **each(maybe(number()), "lost_tokens_per_h gpu_s_per_h"),
         "last_at_s": number(),
     }
-    difference: Part = {"type": "object", "description": "A difference that its prompts showed."}
+    difference: Part = {"type": "object", "description": "A difference of its prompts."}
     template = {
         **branch,
         "path": text(),
@@ -406,13 +413,13 @@ def _branches() -> Part:
         "can_prewarm": flag(),
     }
     return {
-        "Branch": record("A prefix that conversations share.", branch),
-        "TemplateRow": record("The same, and what is lost in it.", template),
+        "Branch": record("A shared prefix of conversations.", branch),
+        "TemplateRow": record("The same, with lost tokens.", template),
         "Templates": record("Shared prefixes, most used first.", {"templates": rows(ref("TemplateRow"))}),
-        "AdviceRow": record("One thing to do against misses.", advice),
+        "AdviceRow": record("One piece of advice against cache misses.", advice),
         "Advice": record(
-            "Advice, the most costly first.",
-            {"window_s": whole("Seconds that it is about."), "advice": rows(ref("AdviceRow"))},
+            "Advice, largest loss first.",
+            {"window_s": whole("Covered seconds."), "advice": rows(ref("AdviceRow"))},
         ),
     }
 
@@ -445,26 +452,26 @@ def _observatory() -> Part:
     }
     page = {
         **each(number(), "now_s uptime_s"),
-        "pages": rows(text("A path that the dashboard may ask for.")),
+        "pages": rows(text("A path for requests of the dashboard.")),
         "links": by_name(text()),
         **each(text(), "version no_advice"),
-        "build": text("Version, native code or pure Python, Python's version, and the commit where known."),
+        "build": text("Version, native code or pure Python, Python's version, and the commit if known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
         "stages": record(
-            "Stages from asked to hit, each with the places of the tokens that do not reach it.",
+            "Stages from requested to hit, each with the places of the tokens that do not reach it.",
             {stage: rows(one_of(*places)) for stage, places in FUNNEL_STAGES.items()},
         ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
         "replicas": rows(record("A replica in short.", replica)),
-        "split": maybe(record("Prefill apart from decode; null: no replica shakes hands.", _split())),
+        "split": maybe(record("Disaggregated prefill; null: no replica has a KV connector.", _split())),
         "map": rows(ref("Branch")),
         "advice": rows(ref("AdviceRow")),
         "models": rows(record("A model.", model)),
-        "groups": rows(record("Requests of one kind.", group)),
+        "groups": rows(record("A group of requests.", group)),
         "decisions": rows(ref("Decision")),
     }
-    return {"Observatory": record("Everything that the dashboard shows but series and searches.", page)}
+    return {"Observatory": record("Data of the dashboard, except time series and searches.", page)}
 
 
 def _split() -> Part:
@@ -472,18 +479,18 @@ def _split() -> Part:
         "id": text(),
         "role": one_of(*Role),
         "handshake": one_of(*KvConnector),
-        "answers": flag("It shakes hands now."),
-        "pairs": record("How many pairs it is in.", each(whole(), "warm new resting")),
+        "answers": flag("The address answers now."),
+        "pairs": record("Number of its pairs by state.", each(whole(), "warm new resting")),
     }
     pair = {
         **each(text(), "prefill decode"),
         "state": one_of(*PairState),
-        "rests_s": number("Until it is tried again."),
+        "rests_s": number("Seconds until the next attempt."),
         **each(whole(), "sent prefills_failed broken"),
     }
     return {
-        "replicas": rows(record("A replica that prefills for others or decodes for them.", replica)),
-        "pairs": rows(record("A pair, those that rest first. Requests are counted since the two pair.", pair)),
+        "replicas": rows(record("A replica for disaggregated prefill.", replica)),
+        "pairs": rows(record("A pair; pairs in cooldown first. Requests are counted since the pair exists.", pair)),
         "pairs_in_all": whole(),
     }
 
@@ -495,15 +502,15 @@ def _prewarming() -> Part:
         "seconds": number(),
         "errors": rows(text()),
     }
-    request = record("A request whose prompt is sent.", {"path": text(), "body": {"type": "object"}})
+    request = record("A request with the prompt to send.", {"path": text(), "body": {"type": "object"}})
     call = {
-        "replicas": maybe(rows(text("A replica's id."), "All that are ready unless given.")),
+        "replicas": maybe(rows(text("A replica's id."), "Default: all ready replicas.")),
         "requests": {**rows({**request, "additionalProperties": False}), "maxItems": REQUESTS_MAX},
-        "templates": whole("The most used learned templates.", minimum=0, maximum=TEMPLATES_MAX),
+        "templates": whole("Number of the most used learned templates.", minimum=0, maximum=TEMPLATES_MAX),
         "tokens_max": maybe(whole("Prompt tokens for each replica.", minimum=1, maximum=TOKENS_MAX)),
-        "wait": flag("Answer when all is done."),
+        "wait": flag("Answer after all prompts were sent."),
     }
-    what = "What to warm with; without `requests` and `templates` those of the settings."
+    what = "Prompts for prewarming; without `requests` and `templates` those of the settings."
     asked = {
         "replicas": rows(text()),
         **each(whole(), "requests templates tokens_max"),
@@ -511,8 +518,8 @@ def _prewarming() -> Part:
     }
     return {
         "WarmCall": {**record(what, call, optional=call), "additionalProperties": False},
-        "WarmJob": record("The warming of one replica.", job),
+        "WarmJob": record("Prewarming of one replica.", job),
         "WarmState": record("Jobs, the last results newest first.", each(rows(ref("WarmJob")), "running queue last")),
-        "WarmAsked": record("What will be sent.", asked),
-        "WarmDone": record("What was sent.", {"replicas": rows(ref("WarmJob"))}),
+        "WarmAsked": record("Prompts that will be sent.", asked),
+        "WarmDone": record("Results of the sent prompts.", {"replicas": rows(ref("WarmJob"))}),
     }

@@ -20,7 +20,7 @@ class BadParameter(ValueError):
 
 
 def check_names(call: AdminRequest, route: AdminRoute) -> None:
-    """Raise Refusal for a parameter that the page does not have, or for one that is given twice."""
+    """Raise Refusal for a parameter that the page does not have, or for one that is duplicated."""
     if not route.path.startswith(PAGES):
         return
     seen = set[str]()
@@ -30,7 +30,7 @@ def check_names(call: AdminRequest, route: AdminRoute) -> None:
             hint = f"; the nearest is '{near[0]}'" if near else ""
             raise admin_refusal(400, CODE, f"Unknown parameter '{name[:64]}'{hint}. {_describe_parameters(route)}")
         if name in seen:
-            raise admin_refusal(400, CODE, f"The parameter '{name}' is given twice.")
+            raise admin_refusal(400, CODE, f"The parameter '{name}' is duplicated.")
         if len(value) > VALUE_CHARS_MAX:
             raise admin_refusal(400, CODE, f"The parameter '{name}' is longer than {VALUE_CHARS_MAX} characters.")
         seen.add(name)

@@ -168,7 +168,7 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
         problems.append("'limits.total_body_bytes_max': must be at least 'limits.body_bytes_max'")
     paths = settings.api.passthrough
     if len(set(paths)) < len(paths):
-        problems.append("'api.passthrough': a path is given twice")
+        problems.append("'api.passthrough': a path is duplicated")
     for path in paths:
         if not re.fullmatch(r"/[\w./-]+", path):
             problems.append(f"'api.passthrough': '{path}' is not a plain path such as /tokenize")
@@ -205,7 +205,7 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
         if not _LABEL.fullmatch(name):
             problems.append(f"'discovery.namespaces': '{name}' is not a valid namespace name")
     if len(set(discovery.namespaces)) < len(discovery.namespaces):
-        problems.append("'discovery.namespaces': a namespace is given twice")
+        problems.append("'discovery.namespaces': a namespace is duplicated")
     if discovery.dns_name and not _HOST_NAME.fullmatch(discovery.dns_name):
         problems.append(f"'discovery.dns_name': '{discovery.dns_name}' is not a name such as vllm.default.svc")
     if source == "dns" and not discovery.dns_name:
@@ -229,7 +229,7 @@ def _check_pools(discovery: DiscoverySettings) -> list[str]:
         if not _OBJECT_NAME.fullmatch(name) or (slash and not _LABEL.fullmatch(namespace)):
             problems.append(f"'discovery.pools': '{pool}' must be the name of an InferencePool or namespace/name")
     if len(set(pools)) < len(pools):
-        problems.append("'discovery.pools': a pool is given twice")
+        problems.append("'discovery.pools': a pool is duplicated")
     if len(pools) > POOLS_MAX:
         problems.append(f"'discovery.pools': {len(pools)} pools are given, at most {POOLS_MAX}")
     for key, value in (("selector", discovery.selector), ("port", discovery.port)):
@@ -251,7 +251,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
         why = ""
         try:
             if Path(discovery.kubeconfig).is_fifo():  # the client reads it again, on the event loop
-                why = "must not be a pipe, because a kubeconfig is read more than once"
+                why = "is a pipe, but a kubeconfig is read more than once"
             else:
                 read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
         except OSError as error:

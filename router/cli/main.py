@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 OWN_COMMANDS = frozenset(("serve", "check-config", "make-key", "audit", "top", "explain"))
-SERVE = "Run the router: each request is placed on the replica with the lowest cost, which depends on cached prefixes."
+SERVE = "Run the router: each request goes to the replica with the lowest cost, by its cached prefixes."
 SERVE_NOTES = """\
 example:
   warmroute serve --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000

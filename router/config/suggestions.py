@@ -53,7 +53,7 @@ def describe_type(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
     if type_ is bool:
         return "true or false"
     if type_ is str:
-        return "text"
+        return "a string"
     if type_ is int:
         least = limits.get("ge", limits["gt"] + 1 if "gt" in limits else None)
         return f"an integer{_range(least, limits.get('le'))}"

@@ -56,7 +56,12 @@ async def test_a_request_is_explained(client: ClientSession, engine: FakeEngine)
                           "Hits: 32 tokens", "Possible improvements:", "total", "model m"):  # fmt: skip
                 assert words in out, words
     assert failed[0] == 0
-    for words in ("ended     502", "Tried before: http://127.0.0.1", "An earlier attempt failed", "The engine failed"):
+    for words in (
+        "ended     502",
+        "Failed attempt: http://127.0.0.1",
+        "An earlier attempt failed",
+        "The engine failed",
+    ):
         assert words in failed[1], words
 
 

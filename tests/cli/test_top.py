@@ -115,9 +115,9 @@ async def test_clients_words_stay_words(token_file: str) -> None:
     ("answer", "said"),
     [
         ({"status": 404, "text": "not found"}, "has no observatory"),
-        ({"text": "<html>"}, "no JSON"),
-        ({"page": {"hello": 1}}, "something else"),
-        ({"page": []}, "something else"),
+        ({"text": "<html>"}, "did not answer with JSON"),
+        ({"page": {"hello": 1}}, "answered without the page"),
+        ({"page": []}, "answered without the page"),
         ({"status": 503, "text": ""}, "answered 503"),
     ],
 )

@@ -94,7 +94,7 @@ async def test_wrong_parameters_are_told(client: ClientSession, engine: FakeEngi
         for path, words in (
             ("decisions?sesion=x", "Unknown parameter 'sesion'; the nearest is 'session'."),
             ("decisions?limit=0", "'limit' must be an integer from 1 to 500, not '0'."),
-            ("decisions?limit=501", "from 1 to 500"), ("decisions?limit=1&limit=2", "'limit' is given twice"),
+            ("decisions?limit=501", "from 1 to 500"), ("decisions?limit=1&limit=2", "'limit' is duplicated"),
             ("decisions?limit=x", "takes id, session, model, reason, tenant, replica, status, from_s, to_s, before"),
             ("decisions?status=700", "'status' must be a status such as 503"),
             ("decisions?reason=why", "'reason' must be one of warm"),

@@ -28,7 +28,7 @@ def test_nothing_published_yet() -> None:
     """Exact from batch 0 on; not before, since an engine may keep no batches to replay."""
     owner = connected()
     owner.replay()
-    assert owner.state == (Confidence.CATCHING_UP, "nothing published yet")
+    assert owner.state == (Confidence.CATCHING_UP, "no batch published yet")
     owner.live(0)
     assert owner.state == (Confidence.EXACT, "joined at batch 0")
 

@@ -28,7 +28,7 @@ def test_a_cut_or_silent_replay_is_asked_for_again() -> None:
         owner.wait(delay_s - 0.1)
         assert owner.stream.phase is Phase.ASKING
         owner.wait(0.1)
-    assert owner.state == (Confidence.CATCHING_UP, "joined late, at batch 6: replay is not answered")
+    assert owner.state == (Confidence.CATCHING_UP, "joined late, at batch 6: no answer to the replay request")
     assert owner.numbers == [6]
     owner.wait(10.0)
     assert owner.told[-1] == "ask 0"
@@ -195,7 +195,7 @@ def test_an_unreadable_event_lowers_the_grade_alone() -> None:
     owner.stream.live(3, msgspec.msgpack.encode([0.0, [{"type": "BlockStored"}], 0]), 0.0)
     owner.steps()
     assert owner.told == ["apply 3"]
-    assert owner.state == (Confidence.CATCHING_UP, "events of batch 3 cannot be read")
+    assert owner.state == (Confidence.CATCHING_UP, "events of batch 3 cannot be decoded")
 
 
 def test_a_full_queue_loses_nothing() -> None:

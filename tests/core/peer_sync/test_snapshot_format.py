@@ -60,7 +60,7 @@ def held(several: Several) -> int:
         (Load(prompt_tokens_total=5e3), Load(prompt_tokens_total=10.0), ("", ""), "the engine's counters decreased"),
         (Load(), Load(), ("", ""), "the engine could not be verified as the same"),
         (Load(), Load(), ("uid/0", ""), "the engine could not be verified as the same"),
-        (Load(prompt_tokens_total=5e3), Load(prompt_tokens_total=6e3), ("", ""), "could not be verified"),
+        (Load(prompt_tokens_total=5e3), Load(prompt_tokens_total=6e3), ("", ""), "the engine could not be verified"),
         (Load(prompt_tokens_total=5e9), Load(prompt_tokens_total=6e9), ("", ""), None),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_fault_of_several_templates_is_one_row() -> None:
     differs(of, 8, 70, at_bytes=900, token_bytes=890)
     assert rows(of) == [("timestamp", 6, 400, 2), ("timestamp", 890, 70, 1)]
     first, second = page(of)
-    assert "at byte 6 that changes" in first["text"]
+    assert "that changes, at byte 6" in first["text"]
     assert first["text"].endswith("2 templates have this problem.")
     assert "templates" not in second["text"]
 
