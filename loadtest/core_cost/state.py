@@ -145,7 +145,7 @@ async def one_run(known: SeededRouter, path: Path) -> dict[str, float]:
     read: list[bytes] = []
     spent.measure_cpu("read_s", lambda: read.extend(read_chunks(path, ROOM_BYTES)))
     if read != pieces or not isinstance(size, int):
-        raise CostError("what was read is not what was written")
+        raise CostError("the data read differs from the data written")
     blocks = len(known.ids) * BLOCKS
     spent.got["file_mb"], spent.got["block_bytes"] = size / 1e6, size / blocks
     pieces.clear()

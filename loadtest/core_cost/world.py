@@ -220,7 +220,7 @@ class PricedRouter:
         lease = self.placer.ask(wanted, frozenset(), ignore)
         place_s = self._end(begun_s)
         if not isinstance(lease, Lease):
-            raise CostError("an idle fleet is said to be full")
+            raise CostError("an idle fleet is reported as full")
         self.now_s += 1.0
         usage = Usage(wanted.tokens.tokens, ANSWER_TOKENS, lease.cached_tokens)
         self.hold(lease.replica, wanted.tokens.ids)

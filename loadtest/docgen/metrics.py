@@ -23,7 +23,7 @@ def metrics_table() -> str:
     rows = []
     for family in exercised_metrics().registry.collect():
         if not family.samples:
-            raise PageError(f"{family.name} has no series: add what it needs to exercised_metrics")
+            raise PageError(f"{family.name} has no series: add its use to exercised_metrics")
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = dict.fromkeys(label for s in family.samples for label in s.labels if label != "le")
         rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))

@@ -17,7 +17,7 @@ def story_block(document: dict[str, Any]) -> str:
     """Return the results of `loadtest story --mend`, phase by phase. Raises PageError."""
     rows = {row.workload: row for row in rows_of(document)}
     if rows.keys() != STORY_TEXTS.keys():
-        raise PageError("not the JSON of a whole story: run it with --mend")
+        raise PageError("not the JSON of a complete run: use --mend")
     if any(row.errors for row in rows.values()):
         raise PageError("this run had errors")
     cells = [

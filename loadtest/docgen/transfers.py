@@ -38,7 +38,8 @@ def transfers_block() -> str:
     said = f"Measured on {dates} on {gpu}, PyTorch {torch}, CUDA {found.machine.cuda}, one GPU's share of each model."
     floor_ms = FLOOR_MS[CPU]
     tokens = ", ".join(f"{n:.0f} ({name})" for name, n in even_tokens(found, kernels, floor_ms).items())
-    even = f"If an engine's steps add {floor_ms:g} ms to a load, computing is quicker below so many tokens: {tokens}."
+    begin = f"If an engine's steps add {floor_ms:g} ms to a load"
+    even = f"{begin}, computing is faster below these numbers of tokens: {tokens}."
     loads = (ways_table(found), prefills_table(found, kernels), even)
     return "\n\n".join((said, *loads, contention_table(found), files_table(found)))
 

@@ -217,7 +217,7 @@ def show_priors(console: Console, found: TransferFile, kernels: KernelFile) -> N
         f"First guess of the router: {GB_PER_S[CPU]:g} GB/s and {FLOOR_MS[CPU]:g} ms, files {GB_PER_S[STORAGE]:g} GB/s."
     )
     even = ", ".join(f"{n:.0f} ({name})" for name, n in even_tokens(found, kernels, FLOOR_MS[CPU]).items())
-    console.print(f"With that floor computing is quicker than loading below so many tokens: {even}.")
+    console.print(f"With that floor computing is faster than loading below these numbers of tokens: {even}.")
     console.print(f"Simulated engine: {engine.token_s * 1e6:g} us a token and {engine.floor_s * 1e3:g} ms.")
 
 

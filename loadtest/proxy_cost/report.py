@@ -193,7 +193,7 @@ def _ratio(ours: Row, other: Row | None, name: str, limit: float, slack: float, 
     row = Row(router=OURS, case=ours.case, goal=goal, expected=limit, errors=ours.errors)
     own, its = cpu_us(ours), cpu_us(other) if other else None
     if other is None or not its:
-        row.goal = f"{goal}: not judged, there is none"
+        row.goal = f"{goal}: not judged, because there is none"
         return row
     if name != other.router:
         row.goal = f"{goal} ({other.router})"
@@ -207,7 +207,7 @@ def _ttft(ours: Row, other: Row | None, slack: float) -> Row:
     goal = "added TTFT p99 in ms no higher than the best LLM router's"
     row = Row(router=OURS, case=ours.case, goal=goal, errors=ours.errors, got=ours.added_ttft_p99_ms)
     if other is None or other.added_ttft_p99_ms is None:
-        row.goal = f"{goal}: not judged, there is none"
+        row.goal = f"{goal}: not judged, because there is none"
         return row
     row.goal, row.expected = f"{goal} ({other.router})", other.added_ttft_p99_ms
     allowed_ms = other.added_ttft_p99_ms * (1 + slack) + SLACK_TTFT_MS * slack
@@ -218,7 +218,7 @@ def _ttft(ours: Row, other: Row | None, slack: float) -> Row:
 # Table and chart
 
 TITLE = (
-    "what a router costs: CPU (user + system, whole process tree) per chunk of a stream or per request;"
+    "cost of a router: CPU (user + system, whole process tree) per chunk of a stream or per request;"
     " chunks or requests per s; TTFT that it adds; x best: the cheapest LLM router that made no error"
 )
 HEADS = ("case", "router", "CPU, µs", "x nginx", "x best", "per s", "TTFT p50", "p99, ms", "MB", "errors")
@@ -281,5 +281,5 @@ def write_chart(path: Path, rows: Sequence[Row], notes: Sequence[str]) -> None:
         Column("cpu_us_per_chunk", "CPU per streamed chunk", "{:.1f} µs"),
         Column("cpu_us_per_request", "CPU per request", "{:,.0f} µs"),
     )
-    title = "What a router costs: user + system CPU"
+    title = "Cost of a router: user + system CPU"
     path.write_text(svg_chart(select_measured(rows), title, notes, charted), encoding="utf-8")

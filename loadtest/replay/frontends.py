@@ -88,9 +88,9 @@ def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
     for workload in dict.fromkeys(row.workload for row in rows):
         edge, gateway = (by_name[workload, face] for face in FACES)
         for goal, expected, name, most in (
-            ("token hit rate, at least so much of the edge's", 1 - LOSS_MAX, "token_hit_rate", False),
-            ("p90 TTFT, at most so much of the edge's", RATIO_MAX, "ttft_life_p90_s", True),
-            ("p90 TTFT by the engines' own word, likewise", RATIO_MAX, "ttft_engine_p90_s", True),
+            ("token hit rate, minimum relative to the edge", 1 - LOSS_MAX, "token_hit_rate", False),
+            ("p90 TTFT, maximum relative to the edge", RATIO_MAX, "ttft_life_p90_s", True),
+            ("p90 TTFT reported by engines, maximum relative to the edge", RATIO_MAX, "ttft_engine_p90_s", True),
         ):
             before, after = getattr(edge, name), getattr(gateway, name)
             got = after / before if before and after is not None else None

@@ -161,10 +161,10 @@ async def run_way(workload: DemoWorkload, way: str, count: int, console: Console
 
 
 FIGURES = (
-    ("token hit rate, at least so much of one router's", "token_hit_rate", False),
-    ("p90 TTFT, at most so much of one router's", "ttft_p90_s", True),
-    ("p90 of whole answers, likewise", "e2e_p90_s", True),
-    ("output tokens a second, at least so much", "output_tokens_per_s", False),
+    ("token hit rate, minimum relative to one router", "token_hit_rate", False),
+    ("p90 TTFT, maximum relative to one router", "ttft_p90_s", True),
+    ("p90 of complete answers, maximum relative to one router", "e2e_p90_s", True),
+    ("output tokens per second, minimum relative to one router", "output_tokens_per_s", False),
 )
 
 

@@ -186,7 +186,7 @@ def _array(told: dict[str, Any], stored_n: int, removed_n: int) -> list[Any]:
 
 def _text(event: BlockStored) -> tokens.Text:
     if not isinstance(event.tag, tokens.Text):
-        raise TypeError("requests whose events are published are tagged with their text")
+        raise TypeError("requests with published events are tagged with their text")
     return event.tag
 
 

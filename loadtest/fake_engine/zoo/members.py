@@ -60,7 +60,7 @@ _ALL = (
     ),
     Member(
         "vllm-0.15",
-        "vLLM 0.15: KV events are arrays without groups and salts, and no page says where they are published; its "
+        "vLLM 0.15: KV events are arrays without groups and salts, and no page contains their address; its "
         "metrics have no capacity in tokens and no reason of waiting",
         "vLLM 0.15.1, distributed/kv_events.py, v1/core/block_pool.py, v1/metrics/loggers.py, config/cache.py",
         earlier=True,
@@ -68,7 +68,7 @@ _ALL = (
     Member("sglang", "SGLang: its pages, errors, streams and KV events", SGLANG, Family.SGLANG),
     Member(
         "sglang-0.5.8",
-        "SGLang 0.5.8: KV events are arrays without a medium, one a block, and no page says where they are published; "
+        "SGLang 0.5.8: KV events are arrays without a medium, one a block, and no page contains their address; "
         "no page size in its metrics",
         "SGLang 0.5.8, srt/disaggregation/kv_events.py, srt/mem_cache/radix_cache.py, srt/metrics/collector.py",
         Family.SGLANG,

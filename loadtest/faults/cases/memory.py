@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=flags.positive(), default=SECONDS_S)
     parser.add_argument("--bytes", type=flags.integer(1), default=BUDGET_BYTES)
     parser.add_argument(
-        "--turnover", type=flags.number(), default=0.0, help="end once so many times as many came as are held"
+        "--turnover", type=flags.number(), default=0.0, help="end after this multiple of the index size"
     )
     options = parser.parse_args(argv)
     print(json.dumps(churn(options.seconds, options.bytes, options.turnover)))

@@ -194,7 +194,7 @@ def _to_vllm_event(event: KvEvent, block_tokens: int) -> Event:
     if not isinstance(event, BlockStored):
         return Cleared()
     if not isinstance(event.tag, SimRequest):
-        raise TypeError("requests whose events are published are tagged with their turn")
+        raise TypeError("requests with published events are tagged with their turn")
     keys, first, width = list(event.keys), event.first_block, block_tokens * BYTES_PER_TOKEN
     asked = max(0, min(len(keys), len(event.tag.engine_keys) - first))
     ids = _ids(event.tag)[first * width : (first + asked) * width]

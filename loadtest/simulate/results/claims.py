@@ -156,7 +156,7 @@ def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
     if not any(WARM in policies for policies in cells.values()):
         raise ClaimsError(f"no rows of {WARM} to compare")
     if absent := [name for name in YARDSTICKS if name not in rivals]:
-        raise ClaimsError(f"no rows of {' and '.join(absent)}: nobody is judged without these")
+        raise ClaimsError(f"no rows of {' and '.join(absent)}, which are required for the comparison")
     for (workload, load), policies in cells.items():
         seeds = policies.get(WARM, {}).keys()
         for name in (WARM, *sorted(rivals)):

@@ -209,7 +209,7 @@ def _means(cases: Sequence[Compared]) -> str:
 def print_several(console: Console, rows: Sequence[Row]) -> None:
     """Print the table, and the verdicts on the limits."""
     names = ", ".join(each.name for each in FIGURES)
-    title = f"routers that share, beside one router: {names}, in % of its own; ** beyond the limit and the names"
+    title = f"connected routers, compared with one router: {names}, in % of its own; ** beyond the limit and the names"
     made = build_table(HEADS, (), title, left={"workload", "load"}, no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)

@@ -68,7 +68,7 @@ def run_predictions(job: PredictionJob) -> Calibration:
         within += took_ms <= lease.receipt.ttft_p90_ms
         ratios.append(took_ms / lease.receipt.ttft_ms)
     if not ratios:
-        raise ValueError(f"{job.name}: no stream came to a first token behind the first {LEARNT}")
+        raise ValueError(f"{job.name}: no stream had a first token after the first {LEARNT}")
     count = len(ratios)
     p50, p90 = percentile(ratios, 50) or 0.0, percentile(ratios, 90) or 0.0
     return Calibration(job.name, job.load, count, below / count, within / count, p50, p90)

@@ -113,7 +113,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 def print_pulls(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
     made = build_table(
-        HEADS, (), "who places, and what pulls bring: means over seeds", left=set(linked_replicas.NAMES), no_wrap=False
+        HEADS, (), "P2P KV transfers by placement: means over seeds", left=set(linked_replicas.NAMES), no_wrap=False
     )
     for cells in lines(rows):
         made.add_row(*cells)

@@ -119,7 +119,11 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 def print_split(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
     made = build_table(
-        HEADS, (), "who places, and who prefills: means over seeds", left=set(linked_replicas.NAMES), no_wrap=False
+        HEADS,
+        (),
+        "disaggregated prefill by placement: means over seeds",
+        left=set(linked_replicas.NAMES),
+        no_wrap=False,
     )
     for cells in lines(rows):
         made.add_row(*cells)

@@ -118,7 +118,7 @@ def _cell(means: dict[str, float], price: str) -> str:
 
 def print_tiers(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
-    title = "what a token in a tier counts as: means over seeds; ** more than 3 % below a free hit"
+    title = "price of a token in a tier: means over seeds; ** more than 3 % below a free hit"
     made = build_table(HEADS, (), title, left={HEADS[0], "load", "figure, s"}, no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)

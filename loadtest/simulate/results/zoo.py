@@ -99,7 +99,7 @@ def measure_predictions(scenarios: Iterable[Scenario]) -> tuple[float, float]:
         foretold += min(said, cached)
         unfound += max(0, said - cached)
     if not found:
-        raise ValueError("engines found nothing cached: there is nothing to foretell")
+        raise ValueError("engines found no cached tokens, so there are no predictions to check")
     return foretold / found, unfound / found
 
 

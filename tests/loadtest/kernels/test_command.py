@@ -74,7 +74,7 @@ EMPTY = json.dumps(document(1.0) | {"points": []})
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", "is not what"), ('{"rows": []}', "is not what"), (EMPTY, "no points")]
+    ("text", "said"), [("{", "is not a result of"), ('{"rows": []}', "is not a result of"), (EMPTY, "no points")]
 )
 def test_another_file_is_told_from_one_of_kernels(
     text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

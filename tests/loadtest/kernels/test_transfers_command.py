@@ -99,7 +99,8 @@ def broken(**changed: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", "is not what"), ('{"rows": []}', "is not what"), (broken(fits=[]), "no fits")]
+    ("text", "said"),
+    [("{", "is not a result of"), ('{"rows": []}', "is not a result of"), (broken(fits=[]), "no fits")],
 )
 def test_another_file_is_told_from_one_of_transfers(
     text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
