@@ -68,7 +68,7 @@ def test_what_a_replica_is() -> None:
 
 
 def test_where_requests_are_split_a_pod_has_all_its_addresses() -> None:
-    """Those of a pod with several, and none where is not allowed for replicas: its engine may name them to others."""
+    """Those of a pod with several, and none where no replica is allowed: its engine may name them to others."""
     for ips, hosts in (
         (["10.0.0.1", "fd00::1"], ("10.0.0.1", "fd00::1")),
         (["10.0.0.1"], ()),
