@@ -122,7 +122,7 @@ def test_what_is_not_whole_is_not_read(path: Path, damaged: Callable[[bytes], by
 def test_what_is_no_file_is_not_read(path: Path) -> None:
     """A pipe would be waited for; a folder is an error of the system's."""
     os.mkfifo(path)
-    with pytest.raises(UnreadableState, match="no file"):
+    with pytest.raises(UnreadableState, match="not a regular file"):
         read_chunks(path, 100_000)
     path.unlink()
     with pytest.raises(FileNotFoundError):

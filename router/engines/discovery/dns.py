@@ -65,7 +65,7 @@ class DnsDiscovery:
         self._resolve = resolve or _getaddrinfo
         self._clock = clock
         self._found: frozenset[Replica] = frozenset()
-        self._why = "no answer yet"
+        self._why = "not resolved yet"
         self._good_s = clock()  # time of the last good answer
         self._errors = 0
 

@@ -175,7 +175,7 @@ async def test_a_cluster_that_knows_no_pools(tmp_path: Path) -> None:
     """404 says what to install."""
     async with ApiServer(knows_pools=False) as api, followed(api, tmp_path) as view:
         await view.until(lambda: view.discovery.status().errors > 0)
-        assert "does not know InferencePools" in view.discovery.status().why
+        assert "has no InferencePools" in view.discovery.status().why
         assert "install the CRDs of the Gateway API inference extension" in view.discovery.status().why
 
 

@@ -51,8 +51,8 @@ def test_a_pool_without_a_picker() -> None:
     [
         ({"selector": None}, "matchLabels is empty, which would select every pod of the namespace"),
         ({"selector": {"matchLabels": {"app": None}}}, "matchLabels is empty"),
-        ({"selector": {"matchLabels": {"app": "a,b!=c"}}}, "no label: 'app': 'a,b!=c'"),
-        ({"selector": {"matchLabels": {"a=b,c": "d"}}}, "no label: 'a=b,c': 'd'"),
+        ({"selector": {"matchLabels": {"app": "a,b!=c"}}}, "an invalid label: 'app': 'a,b!=c'"),
+        ({"selector": {"matchLabels": {"a=b,c": "d"}}}, "an invalid label: 'a=b,c': 'd'"),
         ({"selector": {"matchLabels": {f"l{n}": "" for n in range(LABELS_MAX)}}}, "has 65 labels, more than 64"),
         ({"targetPorts": None}, "targetPorts is empty"),
         ({"targetPorts": [{"number": port} for port in range(1, 10)]}, "has 9 ports, more than 8"),
