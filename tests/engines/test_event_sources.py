@@ -233,8 +233,8 @@ async def test_ranks_have_sources_of_their_own(world: World) -> None:
         ({}, "does not describe its KV events"),
         ({"/kv_event_sources": {}}, "switched off"),
         ({"/kv_event_sources": {"0": {"publisher": "null", "endpoint": "tcp://*:1"}}}, "not published over ZeroMQ"),
-        ({"/kv_event_sources": [1]}, "cannot be read"),
-        ({"/kv_event_sources": {"0": {"endpoint": 7}}}, "cannot be read"),
+        ({"/kv_event_sources": [1]}, "is invalid"),
+        ({"/kv_event_sources": {"0": {"endpoint": 7}}}, "is invalid"),
         ({"/server_info": {"version": "0.5"}}, "switched off"),
     ],
 )
@@ -246,7 +246,7 @@ async def test_a_replica_without_events_is_estimated(world: World, pages: dict[s
     await index.graded(Confidence.ESTIMATED, "")
     assert why in index.grades[-1][1]
     world.page.vllm(publisher)
-    await index.graded(Confidence.CATCHING_UP, "nothing published yet")
+    await index.graded(Confidence.CATCHING_UP, "no batch published yet")
     await publisher.say(stored(0))
     await index.graded(Confidence.EXACT, "joined at batch 0")
     world.page.pages = dict(pages)

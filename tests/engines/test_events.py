@@ -183,7 +183,7 @@ async def test_a_silent_replay_is_given_up_and_taken_up_again(world: World) -> N
     await publisher.say(stored(0))
     publisher.silent = True
     await world.follow(index, limits=StreamLimits(silence_s=0.05, asks_max=2, look_s=0.2))
-    await index.graded(Confidence.CATCHING_UP, "replay is not answered")
+    await index.graded(Confidence.CATCHING_UP, "no answer to the replay request")
     await publisher.say(stored(1))
     await index.until(lambda: index.credited == {1})
     publisher.silent = False
