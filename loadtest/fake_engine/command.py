@@ -259,12 +259,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = command.add_argument
-    add(
-        "--replicas",
-        type=flags.integer(1, REPLICAS_MAX),
-        default=defaults.replicas,
-        help="number of replicas, each with a separate port",
-    )
+    text = "number of replicas, each with a separate port"
+    add("--replicas", type=flags.integer(1, REPLICAS_MAX), default=defaults.replicas, help=text)
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=port, default=defaults.port, help="port of the first replica; 0: free ports")
     text = "kind of engine; without a name or with an unknown name, prints all"
@@ -277,23 +273,15 @@ def parser() -> argparse.ArgumentParser:
     add("--cpu-tier-tokens", type=whole, default=argparse.SUPPRESS, help=text)
     text = "time to load a token from the tier, in microseconds"
     add("--load-us-per-token", type=flags.positive(), default=tier.token_s * 1e6, help=text)
-    add(
-        "--load-floor-ms",
-        type=flags.number(),
-        default=tier.floor_s * 1e3,
-        help="minimum time of a load, in milliseconds",
-    )
+    text = "minimum time of a load, in milliseconds"
+    add("--load-floor-ms", type=flags.number(), default=tier.floor_s * 1e3, help=text)
     text = "port of the first replica for P2P KV transfers between CPU memories, on request (vLLM's p2p tier)"
     add("--p2p-port", type=port, default=argparse.SUPPRESS, help=f"{text}; 0: free ports")
     peers = PeerLimits()
     text = "time to pull a token, in microseconds"
     add("--pull-us-per-token", type=flags.positive(), default=peers.token_s * 1e6, help=text)
-    add(
-        "--pull-floor-ms",
-        type=flags.number(),
-        default=peers.floor_s * 1e3,
-        help="minimum time of a pull, in milliseconds",
-    )
+    text = "minimum time of a pull, in milliseconds"
+    add("--pull-floor-ms", type=flags.number(), default=peers.floor_s * 1e3, help=text)
     text = "KV connector for disaggregated prefill; else none"
     add("--handshake", choices=[each.value for each in KvConnector], default=argparse.SUPPRESS, help=text)
     text = "with --handshake sglang: number of prefill servers; the other replicas are decode servers"
@@ -306,20 +294,12 @@ def parser() -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", type=whole, default=limits.batched_tokens_max, help="tokens in one step")
     add("--max-num-seqs", type=whole, default=limits.sequences_max, help="requests in one batch")
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated seconds per wall second")
-    add(
-        "--tick-ms",
-        type=flags.positive(),
-        default=defaults.tick_s * 1e3,
-        help="interval of SSE events in wall milliseconds",
-    )
+    text = "interval of SSE events in wall milliseconds"
+    add("--tick-ms", type=flags.positive(), default=defaults.tick_s * 1e3, help=text)
     add("--kv-events", action="store_true", help="publish KV events over ZMQ")
     add("--kv-events-port", type=port, default=events.port, help="port of the first replica; 0: free ports")
-    add(
-        "--kv-replay-port",
-        type=port,
-        default=events.replay_port,
-        help="replay port of the first replica; 0: free ports",
-    )
+    text = "replay port of the first replica; 0: free ports"
+    add("--kv-replay-port", type=port, default=events.replay_port, help=text)
     add("--kv-events-topic", default=events.topic, help="first frame of every batch")
     add("--tell-ttft", action="store_true", help="report ttft_s of the engine in usage, in simulated seconds")
     return command

@@ -144,76 +144,27 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m loadtest faults", description="Measure outcomes of requests under faults, overload and abuse."
     )
     add, goals = made.add_argument, list(map(str, GOALS))
-    add(
-        "--rows",
-        type=flags.make_choices_parser(goals),
-        default=goals,
-        metavar="N,N",
-        help=f"rows to run, of {','.join(goals)} (all)",
-    )
+    text = f"rows to run, of {','.join(goals)} (all)"
+    add("--rows", type=flags.make_choices_parser(goals), default=goals, metavar="N,N", help=text)
     add("--full", action="store_true", help="run at full size, which takes an hour")
     add("--counts", action="store_true", help="check only counts and orders, at half the size")
-    add(
-        "--jobs",
-        type=flags.integer(1, JOBS_MAX),
-        default=1,
-        metavar="N",
-        help="rows in parallel, with --counts (1)",
-    )
-    add(
-        "--slack",
-        type=flags.number(),
-        default=1.0,
-        metavar="F",
-        help="factor by which times may exceed their goals (1)",
-    )
-    add(
-        "--flag",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="additional argument of `warmroute serve`; repeat for each",
-    )
-    add(
-        "--rival",
-        action="append",
-        default=[],
-        metavar="NAME=CMD",
-        help="additional router; CMD contains {port} and {urls}",
-    )
-    add(
-        "--rivals",
-        type=Path,
-        default=rivals.ENVIRONMENT,
-        metavar="DIR",
-        help="environment of other routers (.venv-rivals)",
-    )
+    add("--jobs", type=flags.integer(1, JOBS_MAX), default=1, metavar="N", help="rows in parallel, with --counts (1)")
+    text = "factor by which times may exceed their goals (1)"
+    add("--slack", type=flags.number(), default=1.0, metavar="F", help=text)
+    text = "additional argument of `warmroute serve`; repeat for each"
+    add("--flag", action="append", default=[], metavar="WORD", help=text)
+    text = "additional router; CMD contains {port} and {urls}"
+    add("--rival", action="append", default=[], metavar="NAME=CMD", help=text)
+    text = "environment of other routers (.venv-rivals)"
+    add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help=text)
     add("--only-rivals", action="store_true", help="omit warmroute")
     add("--no-rivals", action="store_true", help="omit installed other routers")
-    add(
-        "--soak",
-        type=flags.positive(),
-        nargs="?",
-        const=SOAK_S,
-        metavar="S",
-        help=f"only the soak, for S seconds ({SOAK_S:g})",
-    )
-    add(
-        "--histories",
-        type=flags.positive(),
-        nargs="?",
-        const=HISTORY_S,
-        metavar="S",
-        help=f"only a history of routers with a shared store, for S seconds ({HISTORY_S:g})",
-    )
-    add(
-        "--requests",
-        type=flags.integer(CURVE_MIN),
-        nargs="?",
-        const=REQUESTS,
-        metavar="N",
-        help=f"only memory over N different requests ({REQUESTS:,})",
-    )
+    text = f"only the soak, for S seconds ({SOAK_S:g})"
+    add("--soak", type=flags.positive(), nargs="?", const=SOAK_S, metavar="S", help=text)
+    text = f"only a history of routers with a shared store, for S seconds ({HISTORY_S:g})"
+    add("--histories", type=flags.positive(), nargs="?", const=HISTORY_S, metavar="S", help=text)
+    text = f"only memory over N different requests ({REQUESTS:,})"
+    add("--requests", type=flags.integer(CURVE_MIN), nargs="?", const=REQUESTS, metavar="N", help=text)
     add("--seed", type=int, default=1, metavar="N", help="seed of the soak, the history and the requests (1)")
     add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return made

@@ -94,76 +94,34 @@ def _parser() -> argparse.ArgumentParser:
     add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: speed-up of arrivals")
     spread_help = "open loop: maximum random delay of each arrival, for traces with a coarse clock (Mooncake: 3)"
     add("--spread-s", type=flags.number(), default=defaults.spread_s, metavar="S", help=spread_help)
-    add(
-        "--time-scale",
-        type=flags.positive(),
-        default=defaults.time_scale,
-        help="simulated seconds per wall second of the engines",
-    )
-    add(
-        "--requests",
-        dest="requests_max",
-        type=flags.integer(1),
-        default=REQUESTS_MAX,
-        metavar="N",
-        help="stop after N requests",
-    )
+    text = "simulated seconds per wall second of the engines"
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help=text)
+    text = "stop after N requests"
+    add("--requests", dest="requests_max", type=flags.integer(1), default=REQUESTS_MAX, metavar="N", help=text)
     sessions = defaults.sessions_active
-    add(
-        "--sessions",
-        dest="sessions_active",
-        type=flags.integer(1),
-        default=sessions,
-        metavar="N",
-        help="concurrent sessions",
-    )
+    text = "concurrent sessions"
+    add("--sessions", dest="sessions_active", type=flags.integer(1), default=sessions, metavar="N", help=text)
     add("--think-max-s", type=flags.number(), default=defaults.think_max_s, help="maximum think time between turns")
     add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="duration over which the first sessions start")
     add("--input-tokens-max", type=flags.integer(1), help="omit longer prompts; a session ends there")
-    add(
-        "--output-tokens-max",
-        type=flags.integer(1),
-        default=defaults.output_tokens_max,
-        help="maximum length of answers",
-    )
+    text = "maximum length of answers"
+    add("--output-tokens-max", type=flags.integer(1), default=defaults.output_tokens_max, help=text)
     add(FLAG, nargs="+", action=LimitsAction, default=defaults.answer_limits, metavar="N", help=HELP)
-    add(
-        "--foreknowledge",
-        action="store_true",
-        help="set `max_tokens` to the recorded length of each answer: an upper bound",
-    )
+    text = "set `max_tokens` to the recorded length of each answer: an upper bound"
+    add("--foreknowledge", action="store_true", help=text)
     add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="timeout of a request")
     add("--ttft-limit-s", type=flags.positive(), help="deadline of the first token for goodput")
     add("--ignore-eos", action="store_true", help="ask vLLM or SGLang for exactly the recorded length")
-    add(
-        "--replica",
-        dest="replicas",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="engine with counters to read; repeat for each",
-    )
-    add(
-        "--header",
-        dest="headers",
-        action="append",
-        default=[],
-        type=_header,
-        metavar="K=V",
-        help="header of each request",
-    )
+    text = "engine with counters to read; repeat for each"
+    add("--replica", dest="replicas", action="append", default=[], metavar="URL", help=text)
+    text = "header of each request"
+    add("--header", dest="headers", action="append", default=[], type=_header, metavar="K=V", help=text)
     add("--session-header", metavar="NAME", help="header for the name of the session")
     add("--seed", type=int, default=defaults.seed, help="seed of the starts within --ramp-s, and of --spread-s")
     add("--workload", help="label in the row; default: the trace's name")
     add("--policy", help="label in the row")
     add("--router", help="label in the row")
-    add(
-        "--check",
-        action="append",
-        default=[],
-        type=_check,
-        metavar="FIELD<=X",
-        help="condition (<= or >=); exit with 1 if it is false",
-    )
+    text = "condition (<= or >=); exit with 1 if it is false"
+    add("--check", action="append", default=[], type=_check, metavar="FIELD<=X", help=text)
     add("--json", type=Path, metavar="FILE", help="write the row as JSON")
     return parser

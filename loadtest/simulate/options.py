@@ -47,11 +47,8 @@ def parser() -> argparse.ArgumentParser:
         f"{label!r}" for label in VARIANTS
     )
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
-    add(
-        "--deadlines",
-        action="store_true",
-        help="compare request classes with and without deadlines to first come, first served",
-    )
+    text = "compare request classes with and without deadlines to first come, first served"
+    add("--deadlines", action="store_true", help=text)
     add("--predictions", action="store_true", help="compare times of first tokens with predictions in receipts")
     text = "compare engine variants with their own metrics pages and with correct ones; all or some"
     add("--zoo", nargs="*", choices=MEMBERS, metavar="NAME", help=text)
@@ -64,9 +61,8 @@ def parser() -> argparse.ArgumentParser:
     add("--scenario", nargs="+", default=[], metavar="NAME")
     groups = "the scenarios of a group: " + ", ".join(GROUPS)
     add("--group", nargs="+", choices=GROUPS, default=[], metavar="GROUP", help=groups)
-    add(
-        "--trace", type=Path, metavar="FILE", help="trace file instead of scenarios, as for `python -m loadtest replay`"
-    )
+    text = "trace file instead of scenarios, as for `python -m loadtest replay`"
+    add("--trace", type=Path, metavar="FILE", help=text)
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
     share = f"{', '.join(LOADS)}, or a fraction of the sustained load"
     add("--load", nargs="+", default=[], type=_load, metavar="LOAD", help=share)
@@ -77,20 +73,14 @@ def parser() -> argparse.ArgumentParser:
     add("--calibration", metavar="NAME", help="calibration of all replicas")
     add("--kv-tokens", type=flags.integer(1), metavar="N", help="tokens of a replica's KV cache")
     add("--routers", type=flags.integer(1), metavar="N", help="number of independent routers, used in turns")
-    add(
-        "--share",
-        dest="share_delay_s",
-        type=flags.number(),
-        metavar="S",
-        help="connected routers with a message delay of S",
-    )
+    text = "connected routers with a message delay of S"
+    add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help=text)
     add("--share-loss", type=flags.number(1), metavar="P", help="probability of a lost message between routers")
     cut = "disconnect the first router from the others at AT for LASTS"
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="cache state of routers: from KV events, from forwarded requests, or none")
-    add(
-        "--unseen", action="store_const", const=True, help="answers do not pass the routers, as with a gateway's picker"
-    )
+    text = "answers do not pass the routers, as with a gateway's picker"
+    add("--unseen", action="store_const", const=True, help=text)
     text = "routers ignore storage tiers outside the GPU"
     add("--no-tiers", dest="tier_told", action="store_const", const=False, help=text)
     add(FLAG, nargs="+", action=LimitsAction, metavar="N", help=HELP)
@@ -99,25 +89,14 @@ def parser() -> argparse.ArgumentParser:
     add("--probe-interval-s", type=flags.positive(), metavar="S")
     fault_help = "restart, slow or join, such as slow@30:2:60:4 (at 30 s, replica 2, for 60 s, 4 times as slow)"
     add("--fault", action="append", default=[], type=_fault, metavar="KIND@S:REPLICA", help=fault_help)
-    add(
-        "--jobs",
-        type=flags.integer(1),
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="processes; default: all cores",
-    )
+    add("--jobs", type=flags.integer(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
     add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="include rows from the JSON of earlier runs")
     add("--no-run", action="store_true", help="only report --rows, without runs")
     add("--missing", action="store_true", help="run only cases that are not in --rows")
     add("--json", type=Path, metavar="FILE", help="write all rows, rows over seeds, and claims as JSON")
     add("--svg", type=Path, metavar="FILE", help="draw hit rate against TTFT, and TTFT over load")
-    add(
-        "--baseline",
-        type=Path,
-        default=SHIPPED,
-        metavar="FILE",
-        help="baseline of an earlier warm; default: the shipped one",
-    )
+    text = "baseline of an earlier warm; default: the shipped one"
+    add("--baseline", type=Path, default=SHIPPED, metavar="FILE", help=text)
     add("--save-baseline", type=Path, metavar="FILE", help="write a baseline from the rows of warm, without checks")
     add("--check", action="store_true", help="exit with 1 unless warm meets all requirements")
     return made
