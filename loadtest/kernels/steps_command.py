@@ -178,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
     add("--pid", type=integer(1), help=text)
     add("--seed", type=int, default=1)
     add("--json", type=Path, metavar="FILE", help="write measured and predicted times as JSON")
-    add("--check", action="store_true", help=f"exit with 1 if the error of a predicted time exceeds {GOAL:.0%}")
+    add("--check", action="store_true", help=f"exit with 1 if the error of a predicted time exceeds {GOAL:.0%}%")
     return made
 
 
