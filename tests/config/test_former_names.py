@@ -180,7 +180,7 @@ def test_check_config_lists_former_names(tmp_path: Path, capsys: pytest.CaptureF
     file = yaml_file(tmp_path, {"shared": {"name": "a"}, "listen": {"face": "edge"}})
     assert main(["check-config", str(file)]) == 0
     out = capsys.readouterr()
-    assert out.out == f"{file}: fine\n"
+    assert out.out == f"{file}: valid\n"
     (line,) = out.err.splitlines()
     assert (
         f"read until version {UNTIL}: 'listen.face' is now 'listen.mode', 'shared.name' is now 'peering.fleet'" in line
