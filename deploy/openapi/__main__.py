@@ -15,36 +15,36 @@ from router import __version__
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENT, PAGE = REPO / "router/admin/openapi/openapi.json", REPO / "docs/reference/api.md"
 ABOUT = (
-    "Endpoints of the main listener for clients, and of the admin listener for operators. HEAD answers like GET, "
-    "without the body. New fields may be added to answers."
+    "Main listener for clients, admin listener for operators. Every GET is also available as HEAD. Fields may be"
+    " added to responses."
 )
 TAGS = {
-    "inference": "Forwarded to an engine; bodies are unchanged in both directions.",
-    "stored responses": "Forwarded to the replica that created the response.",
-    "own pages": "Answered by the router, on the main listener or on both.",
+    "inference": "Passed to an engine: bodies pass byte for byte, both ways.",
+    "stored responses": "Passed to the replica that made the response.",
+    "own pages": "Pages of the router itself, on the main listener or on both.",
     "admin": "For operators, on the admin listener.",
-    "files": "Pages for people, on the admin listener; they hold no secret and need no token.",
+    "files": "Pages for a browser, on the admin listener. They contain no secret and need no token.",
 }
 SCHEMES: Part = {
-    "key": {"type": "http", "scheme": "bearer", "description": "An API key, if a keys file is configured."},
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key, if a keys file is set."},
     "anthropicKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
-    "adminToken": {"type": "http", "scheme": "bearer", "description": "The admin token, if one is configured."},
+    "adminToken": {"type": "http", "scheme": "bearer", "description": "The admin token, if one is set."},
 }
 USUAL = {"default", *map(str, ANY)}  # answers that need not be named at each operation
 HEAD = """# API
 
 <!-- Rendered by `python -m deploy.openapi`; edit deploy/openapi instead. -->
 
-Each router has an OpenAPI 3.1 document of both listeners on its admin port. Clients can be generated from it.
-[Endpoints](endpoints.md) describes the purpose of the paths; this page summarizes the document.
+Each router describes both listeners in OpenAPI 3.1 on its admin port, from which clients can be generated.
+[Endpoints](endpoints.md) has the purpose of each path; this page is the description in short.
 
 ```sh
 curl -H "Authorization: Bearer $(cat token)" http://127.0.0.1:8001/admin/openapi.json
 ```
 
-Every operation may also answer with one of {any}.
-[Errors](errors.md) and [access](../guide/access.md#admin-listener) describe these answers.
-Forwarded requests also have the answers of the engine.
+Any operation may also return one of the statuses {any}.
+[Errors](errors.md) and [access](../guide/access.md#admin-listener) have their causes.
+A request that reaches an engine gets the engine's response.
 """
 
 
@@ -82,11 +82,11 @@ def rendered(value: Part, depth: int = 2) -> str:
 
 def page(described: Part) -> str:
     """Return the page: a table of operations for each tag, then the fields of each schema."""
-    parts = [HEAD.format(any=", ".join(map(str, ANY)))]
+    parts = [HEAD.format(any=" ".join(f"`{status}`" for status in ANY))]
     for tag, about in TAGS.items():
-        lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | function | parameters | answers |"]
+        lines = [f"## {tag.capitalize()}\n", f"{about}\n", "| operation | function | request | responses |"]
         parts.append("\n".join([*lines, "| --- | --- | --- | --- |", *_operations(described, tag)]) + "\n")
-    parts.append("## Bodies\n\nA field with `?` may be missing.\n")
+    parts.append("## Bodies\n\nA field that is not required may be missing.\n")
     parts += _bodies(described)
     return "\n".join(parts)
 
@@ -100,28 +100,32 @@ def _operations(described: Part, tag: str) -> Iterator[str]:
             takes = [_named(content["schema"]) for content in body.values()]
             takes += [f"`{each['name']}`" for each in operation.get("parameters", ()) if "name" in each]
             shown = {status: part for status, part in operation["responses"].items() if status not in USUAL}
-            answers = [_answered(status, part) for status, part in shown.items()]
-            cells = (f"`{method.upper()} {path}`", operation["summary"], ", ".join(takes), ", ".join(answers))
+            answers = [" ".join([status, *_schemas_of(part)]) for status, part in shown.items() if status < "400"]
+            answers.append(" ".join(status for status in shown if status >= "400"))
+            cells = (
+                f"`{method.upper()} {path}`",
+                operation["summary"],
+                " ".join(takes),
+                "<br>".join(filter(None, answers)),
+            )
             yield f"| {' | '.join(cells)} |"
 
 
-def _answered(status: str, shown: Part) -> str:
-    """Return a status, and the body's schema unless it is an error's."""
-    if "$ref" in shown:
-        return status
+def _schemas_of(shown: Part) -> list[str]:
+    """Return links to the body's schemas."""
     names = [_named(content["schema"]) for content in shown.get("content", {}).values() if "schema" in content]
-    known = [name for name in dict.fromkeys(names) if name.startswith("[")]
-    return " ".join([status, *known])
+    return [name for name in dict.fromkeys(names) if name.startswith("[")]
 
 
 def _bodies(described: Part) -> Iterator[str]:
     for name, schema in described["components"]["schemas"].items():
         required = schema.get("required", ())
         fields = [
-            f"`{field}`{'' if field in required else '?'} {_named(part)}"
+            f"| `{field}` | {_named(part)} | {'yes' if field in required else 'no'} |"
             for field, part in schema.get("properties", {}).items()
         ]
-        lines = [f"### {name}", schema["description"], *([", ".join(fields)] if fields else [])]
+        rows = ["| field | type | required |", "| --- | --- | --- |", *fields]
+        lines = [f"### {name}", schema["description"], *(["\n".join(rows)] if fields else [])]
         yield "\n\n".join(lines) + "\n"
 
 

@@ -60,8 +60,8 @@ def _engine(tag: str, summary: str, body: Part | None = None) -> Part:
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in HINTS],
         **({"requestBody": {"required": True, "content": body}} if body else {}),
         "responses": {
-            "200": answer("The engine's answer; a stream with `stream`.", passed, _HEADERS),
+            "200": answer("The engine's response; with `stream` as it arrives.", passed, _HEADERS),
             **of_clients(*(status for status in MAIN if status != 405)),
-            "default": answer("The engine's answer, with any status.", {"*/*": {}}, _HEADERS),
+            "default": answer("The engine's response, with any status.", {"*/*": {}}, _HEADERS),
         },
     }

@@ -36,8 +36,8 @@ def _of_clients() -> Part:
         return {"get": _operation("own pages", summary, KEYS, answers, parameters)}
 
     def ready(*methods: str) -> Part:
-        shown = {"200": answer("At least one replica is ready.", TEXT), "503": answer("None is.", TEXT)}
-        what = "As `/readyz`, under a path of engines"
+        shown = {"200": answer("At least one replica is ready.", TEXT), "503": answer("No replica is ready.", TEXT)}
+        what = "Same as `/readyz`, under a name that engines use"
         return {each: _operation("own pages", what, NOBODY, shown | of_clients(*ANY), None) for each in methods}
 
     model = asked("model", "Name of the model, which may have slashes.", text(), within="path")
@@ -46,13 +46,11 @@ def _of_clients() -> Part:
         "/health": ready("get"),
         "/ping": ready("get", "post"),
         "/version": got("The router's version", answer("Its version.", in_json("Version"))),
-        "/v1/models": got(
-            "Models of ready replicas", answer("Union of the models of all ready replicas.", in_json("Models"))
-        ),
+        "/v1/models": got("Models of ready replicas", answer("The union of their models.", in_json("Models"))),
         "/v1/models/{model}": got("One model", answer("The model.", in_json("Model")), 404, parameters=[model]),
         "/v1/warmroute/requests/{request_id}": got(
-            "Outcome of a request, for its client",
-            answer("The last request with this id.", in_json("OwnRequest")),
+            "Outcome of a request, for its sender",
+            answer("The last request of this id.", in_json("OwnRequest")),
             404,
             parameters=[id_],
         ),
@@ -69,18 +67,18 @@ def _of_both() -> Part:
 
     main_only = answer("Metrics are not on this listener.", in_json("Error"))
     return {
-        "/": got("Name of the router, and list of its pages", [*KEYS, TOKEN[1]], {"200": answer("Text.", TEXT)}),
-        "/healthz": got("Liveness of the process", NOBODY, {"200": answer("It does.", TEXT)}),
+        "/": got("Index of the listener's pages", [*KEYS, TOKEN[1]], {"200": answer("Text for people.", TEXT)}),
+        "/healthz": got("Liveness of the process", NOBODY, {"200": answer("The process is alive.", TEXT)}),
         "/readyz": got(
-            "Readiness",
+            "Readiness for requests",
             NOBODY,
             {
                 "200": answer("At least one replica is ready.", TEXT),
-                "503": answer("No replica is ready, or the router is shutting down.", TEXT),
+                "503": answer("No replica is ready, or the router stops.", TEXT),
             },
         ),
         "/metrics": got(
-            "Metrics, for Prometheus; on the main listener unless `listen.metrics_on_main` is off",
+            "Prometheus metrics; on the main listener unless `listen.metrics_on_main` is off",
             TOKEN,
             {"200": answer("The page.", TEXT), "404": main_only},
         ),
@@ -102,7 +100,7 @@ def _of_admins() -> Part:
     document: Part = {"application/json": {"schema": {"type": "object"}}}
     found: Part = {
         "/admin/replicas": {
-            **got("Replicas, and state of each discovery source", "Replicas"),
+            **got("All replicas, and the age of each source's list", "Replicas"),
             "post": _page(
                 "Adds a replica",
                 {
@@ -124,33 +122,33 @@ def _of_admins() -> Part:
         },
         "/admin/replicas/drain": {
             "post": _page(
-                "Drains a replica: it gets no new requests, and its streams migrate",
-                {"200": answer("It drains.", replica)},
+                "Drains a replica and migrates its streams",
+                {"200": answer("The replica is draining.", replica)},
                 404,
                 415,
                 body="ReplicaUrl",
             ),
             "delete": _page(
-                "Ends the drain",
-                {"200": answer("The replica gets requests again.", replica)},
+                "Cancels the drain of a replica",
+                {"200": answer("The replica receives requests again.", replica)},
                 404,
                 415,
                 parameters=[url],
             ),
         },
-        "/admin/decisions": got("Past requests and the reasons of their placement", "Decisions", _decisions()),
+        "/admin/decisions": got("Past requests and the reasons of their placements", "Decisions", _decisions()),
         "/admin/series": got("Time series", "Series", _series()),
         "/admin/index": got("Size of the prefix index", "Index"),
         "/admin/observatory": got("Data of the dashboard, except time series and searches", "Observatory"),
-        "/admin/templates": got("Shared prefixes of conversations", "Templates"),
-        "/admin/advice": got("Advice on cache misses, largest loss first", "Advice"),
+        "/admin/templates": got("Prefixes shared by conversations", "Templates"),
+        "/admin/advice": got("Advice against misses, the most costly first", "Advice"),
         "/admin/prewarm": {
-            **got("Prewarming jobs and their results", "WarmState"),
+            **got("State and results of prewarming", "WarmState"),
             "post": _page(
-                "Prewarms replicas",
+                "Starts prewarming of replicas",
                 {
-                    "200": answer("With `wait`: results of the sent prompts.", in_json("WarmDone")),
-                    "202": answer("Prompts that will be sent.", in_json("WarmAsked")),
+                    "200": answer("With `wait`: the requests that were sent.", in_json("WarmDone")),
+                    "202": answer("The requests that will be sent.", in_json("WarmAsked")),
                 },
                 409,
                 415,
@@ -172,9 +170,9 @@ def _decisions() -> list[Part]:
         asked("tenant", "Name of the tenant.", named),
         asked("replica", "URL of the replica.", named),
         asked("status", "A status such as 503, or a class such as 5xx.", text(pattern=_STATUS)),
-        *_span("Arrival at or after this time.", "Arrival before this time."),
-        asked("before", "`number` is lower.", whole(minimum=1, maximum=NUMBER_MAX)),
-        asked("limit", "Maximum number of rows.", whole(minimum=1, maximum=LIMIT_MAX, default=LIMIT)),
+        *_span("Requests that arrived at or after this time.", "Requests that arrived before this time."),
+        asked("before", "Requests with a lower `number`.", whole(minimum=1, maximum=NUMBER_MAX)),
+        asked("limit", "Maximum number of requests.", whole(minimum=1, maximum=LIMIT_MAX, default=LIMIT)),
     ]
 
 
@@ -205,9 +203,7 @@ def _files() -> Part:
     page = answer("A page.", of("text/html"))
     return {
         "/dashboard": file("The dashboard", {"200": page, **kept}),
-        "/dashboard/": file(
-            "Redirects to the dashboard", {"308": answer("Redirect to the path without the slash.", None, where)}
-        ),
+        "/dashboard/": file("Redirect to the dashboard", {"308": answer("Without the slash.", None, where)}),
         "/dashboard/{file}": file(
             "A file of the dashboard",
             {"200": answer("A script or style.", of("text/javascript", "text/css")), **kept},
@@ -216,5 +212,5 @@ def _files() -> Part:
             parameters=[name],
         ),
         "/runbook": file("The runbook", {"200": page}),
-        "/runbook.css": file("Its style", {"200": answer("A style.", of("text/css"))}),
+        "/runbook.css": file("Stylesheet of the runbook", {"200": answer("A style.", of("text/css"))}),
     }

@@ -38,11 +38,11 @@ def _errors() -> Part:
             "An error of the router, in OpenAI's form.",
             {
                 "error": record(
-                    "Description of the error.",
+                    "The error.",
                     {
                         "message": words,
                         "type": text("OpenAI's name of this kind of error."),
-                        "param": maybe(text("The invalid field of the body.")),
+                        "param": maybe(text("The field of the body with the error.")),
                         "code": text("A code that will not change (docs/reference/errors.md)."),
                     },
                 )
@@ -53,7 +53,7 @@ def _errors() -> Part:
             {
                 "type": one_of("error"),
                 "error": record(
-                    "Description of the error.",
+                    "The error.",
                     {"type": text("Anthropic's name of this kind of error."), "message": words, "code": text()},
                 ),
             },
@@ -64,7 +64,7 @@ def _errors() -> Part:
                 "object": one_of("error"),
                 "message": words,
                 "type": text("The status in words."),
-                "param": maybe(text("The invalid field of the body.")),
+                "param": maybe(text("The field of the body with the error.")),
                 "code": text("As in `Error`."),
             },
         ),
@@ -72,7 +72,7 @@ def _errors() -> Part:
             "An error of the admin listener.",
             {
                 "error": record(
-                    "Description of the error.",
+                    "The error.",
                     {"code": text("A code that will not change (docs/guide/access.md)."), "message": words},
                 )
             },
@@ -84,15 +84,15 @@ def _models() -> Part:
     model = {
         "id": text("Its name."),
         "object": one_of("model"),
-        "created": whole("Unix seconds, from its engine."),
-        "owned_by": text("Kind of engine, as reported by it."),
-        "root": maybe(text("Name of the stored model.")),
+        "created": whole("Unix seconds, by its engine."),
+        "owned_by": text("The kind of engine, as it reports it."),
+        "root": maybe(text("The name that it is stored under.")),
         "parent": maybe(text("An adapter's base model.")),
         "max_model_len": maybe(whole("Maximum tokens of a prompt and its answer together.")),
     }
     return {
         "Model": record(
-            "A model of at least one ready replica: the row of its engine, with all fields.",
+            "A model of at least one ready replica: the engine's own row with all its fields.",
             model,
             optional=[name for name in model if name != "id"],
         ),
@@ -100,13 +100,13 @@ def _models() -> Part:
         "Models": record("All models.", {"object": one_of("list"), "data": rows(ref("Model"))}),
         "EngineBody": {
             "type": "object",
-            "description": "Body for the engine, forwarded unchanged.",
+            "description": "Body for the engine; every byte is forwarded.",
             "properties": {
-                "model": text("Required if replicas serve several models."),
-                "stream": flag("Answer as a stream of events."),
+                "model": text("Required if more than one model is served."),
+                "stream": flag("Answer in events."),
             },
         },
-        "EngineAnswer": {"description": "Answer of the engine, unchanged."},
+        "EngineAnswer": {"description": "The engine's response, byte for byte."},
     }
 
 
@@ -120,11 +120,11 @@ def _requests() -> Part:
         "path": text("JSON path in the body."),
         "offset_bytes": whole("Bytes from the beginning of that message."),
         "at_bytes": whole("Bytes from the beginning of the prompt."),
-        "lost_bytes": whole("Identical bytes after it."),
+        "lost_bytes": whole("Equal bytes after the difference."),
     }
     texts = {
-        "shape": text("The differing part, with letters and digits replaced."),
-        "piece_hash": text("Keyed hash of the part."),
+        "shape": text("The differing piece, with letters and digits replaced."),
+        "piece_hash": text("Its keyed hash."),
         **each(text("Empty without `insights.excerpts`."), "before after"),
         "token_bytes": whole("Bytes of the part."),
     }
@@ -133,7 +133,7 @@ def _requests() -> Part:
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens"),
         "waited_s": number("Seconds in the router's queue."),
         "retries": rows(text("Kind of the failure.")),
-        "spill": maybe(text("Reason why it was not placed on the replica with most of its prompt.")),
+        "spill": maybe(text("Cause of the spill.")),
         **each(maybe(whole()), "spilled_tokens hit_tokens"),
         "miss": maybe(ref("Misses")),
         "turn": maybe(whole("Number of the turn in its conversation.")),
@@ -142,16 +142,16 @@ def _requests() -> Part:
     reasons, places = ({each.value: whole() for each in kinds} for kinds in (MissReason, TokenFate))
     return {
         "Usage": record("An engine's own counts.", usage),
-        "Misses": record("Computed prompt tokens by reason.", reasons, optional=reasons),
-        "Funnel": record("Prompt tokens by final place, from requested to hit.", places, optional=places),
+        "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),
+        "Funnel": record("Prompt tokens by fate, from requested to hit.", places, optional=places),
         "Place": record("First difference of a prompt from an earlier one.", place),
-        "Difference": record("The same, with the differing texts.", {**place, **texts}),
+        "Difference": record("The same, with the differing text.", {**place, **texts}),
         "OwnRequest": record(
-            "Outcome of a request. Fields after `usage` are missing if receipts are turned off.",
+            "Outcome of a request. The fields after `usage` are absent if responses carry no receipts.",
             {**_ended(), **receipt},
             optional=receipt,
         ),
-        "Candidate": record("A candidate for a request, with every term of its price.", _candidate()),
+        "Candidate": record("An eligible replica, and every term of its price.", _candidate()),
         "Decision": record("A request that ended, and the reason of its placement.", _decision()),
     }
 
@@ -163,14 +163,14 @@ def _ended() -> Part:
         "route": text("Its path, or `other`."),
         "model": text(),
         "stream": flag(),
-        "status": whole("Status of the answer; 499: the client disconnected."),
-        "ending": text("End of the answer."),
+        "status": whole("Its answer's status; 499: its client left."),
+        "ending": text("End of the response."),
         "error": maybe(text("The router's error code.")),
         "detail": maybe(text("The error's message.")),
         "ttft_s": maybe(number("Seconds to the first token of a stream.")),
-        "wanted_ttft_s": maybe(number("Deadline of the first token in seconds from arrival.")),
+        "wanted_ttft_s": maybe(number("Deadline of the first token, in seconds from arrival.")),
         "in_time": maybe(flag("True if the first token of a stream met the deadline.")),
-        "inter_token_s": maybe(number("Mean seconds between two tokens of a stream.")),
+        "inter_token_s": maybe(number("Seconds between two tokens of a stream.")),
         "duration_s": number("Seconds to the end."),
         "events": whole("Events of the stream."),
         "usage": maybe(ref("Usage")),
@@ -197,38 +197,38 @@ def _decision() -> Part:
         **_ended(),
         "tenant": text(),
         "retries": rows(record("An attempt that failed.", each(text(), "kind replica"))),
-        "continued": maybe(
-            record("Continuation of a broken stream on another replica.", each(text(), "how cause replica"))
-        ),
-        "not_continued": maybe(text("Reason why a stream was not or could not be continued.")),
+        "continued": maybe(record("Stream failover of a broken stream.", each(text(), "how cause replica"))),
+        "not_continued": maybe(text("Reason against stream failover.")),
         "queued_s": number("Seconds in the router's queue."),
-        "overhead_s": maybe(number("Seconds of router overhead.")),
-        "predicted_ttft_s": maybe(number("Predicted seconds to the first token (median).")),
-        "predicted_ttft_p90_s": maybe(number("The same as the 90th percentile.")),
-        "agent": maybe(text("Kind of agent, as stated by its client; sub-agents end with `/sub`.")),
-        "agent_id": maybe(text("Hash of the agent's name for the conversation.")),
-        "agent_parent": maybe(text("Hash of the name of the parent conversation.")),
-        "agent_final": flag("True if the client marked the conversation as ended."),
+        "overhead_s": maybe(number("Seconds that the router itself took.")),
+        "predicted_ttft_s": maybe(number("Predicted seconds to the first token: the median.")),
+        "predicted_ttft_p90_s": maybe(number("The same at the 90th percentile.")),
+        "agent": maybe(text("Kind of agent as its client reports it, with the suffix `/sub` for a sub-agent.")),
+        "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
+        "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
+        "agent_final": flag("True if the client reported the end of the conversation."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens loaded_tokens pulled_tokens turn"),
-        "predicted_tier_tokens": whole("Predicted cached tokens outside the GPU, which are loaded."),
-        "predicted_pull_tokens": whole("Predicted cached tokens in another replica's memory, which are transferred."),
-        "predicted_pull_ms": number("Predicted milliseconds of this transfer."),
-        "pull_source": maybe(text("Source replica of this transfer.")),
-        "prefill_replica": maybe(text("Prefill replica, if another one decodes.")),
-        "predicted_prefill_ms": number("Predicted milliseconds until the end of prefill there."),
-        "predicted_transfer_ms": number("Predicted milliseconds of the transfer to the decode replica."),
+        "predicted_tier_tokens": whole("Predicted cached tokens that must be loaded from a tier."),
+        "predicted_pull_tokens": whole(
+            "Predicted cached tokens that must be transferred from another replica's memory."
+        ),
+        "predicted_pull_ms": number("Predicted milliseconds of that transfer."),
+        "pull_source": maybe(text("Source replica of that transfer.")),
+        "prefill_replica": maybe(text("The replica of the prefill stage, if another one decodes.")),
+        "predicted_prefill_ms": number("Milliseconds until its prompt is prefilled there."),
+        "predicted_transfer_ms": number("Milliseconds from then until its blocks are on the decode replica."),
         "spilled_tokens": whole(),
         "candidates": rows(ref("Candidate"), "The most relevant candidates."),
-        "weighed": whole("Number of candidates."),
+        "weighed": whole("Number of eligible replicas."),
         "miss": maybe(ref("Misses")),
         "places": maybe(ref("Funnel")),
-        "held_by": maybe(text("Replica with a longer cached prefix than the chosen one.")),
-        "verified": flag("True if the engine reported cached tokens."),
+        "held_by": maybe(text("The replica with more of the prompt cached than the chosen one.")),
+        "verified": flag("True if the engine reported its cached tokens."),
         "hit": maybe(one_of("replay", "genuine")),
-        "saved_ms": maybe(number("Prefill time saved by hits.")),
-        "apart": flag("True if the prompt is isolated from other tenants."),
+        "saved_ms": maybe(number("Prefill time saved by hits, in milliseconds.")),
+        "apart": flag("True if the prompt is isolated from other tenants'."),
         "difference": maybe(ref("Difference")),
         "repairs": rows(text()),
     }
@@ -236,11 +236,11 @@ def _decision() -> Part:
 
 def _history() -> Part:
     kept = {
-        "since_s": number("Unix time of the oldest interval."),
-        "decisions_since_s": maybe(number("Unix time of the oldest decision; null: none.")),
+        "since_s": number("Unix seconds from which figures are kept."),
+        "decisions_since_s": maybe(number("The same for decisions; null: no decision is kept.")),
         "decisions_in_memory": whole(),
-        "memory_s": whole("Seconds of intervals in memory."),
-        "path": flag("State of the history file."),
+        "memory_s": whole("Seconds of figures that memory holds."),
+        "path": flag("True if the history has a file."),
         "state": one_of("off", "ok", "failing"),
         "why": text("Reason of the failure."),
         **each(whole(), "bytes bytes_max days_max dropped"),
@@ -248,7 +248,7 @@ def _history() -> Part:
     found = {
         "decisions": rows(ref("Decision")),
         "more": flag("True if older decisions exist."),
-        "next_before": maybe(whole("Value of `before` for older decisions.")),
+        "next_before": maybe(whole("Value of `before` that returns them.")),
         "kept": ref("Kept"),
     }
     causes = {cause.value: whole() for cause in SpillCause}
@@ -258,19 +258,21 @@ def _history() -> Part:
         "completion_tokens": whole(),
         "misses": ref("Misses"),
         "places": ref("Funnel"),
-        "held": record("Tokens cached on another replica, by reason against that replica.", causes, optional=causes),
+        "held": record(
+            "Tokens cached on another replica, by the cause of the placement off it.", causes, optional=causes
+        ),
         **each(maybe(number()), f"{quantiles} waited_p90_s in_flight waiting in_flight_max waiting_max"),
     }
     known = {
-        "at_s": whole("Unix time of its beginning."),
-        "known": flag("False: the router did not run, and other fields are missing."),
+        "at_s": whole("Unix seconds of its beginning."),
+        "known": flag("False: no data for this step, and no other field."),
     }
     span = {"now_s": number(), **each(whole(), "from_s to_s step_s"), "kept": ref("Kept"), "points": rows(ref("Point"))}
     return {
-        "Kept": record("Time range of the stored data, and state of the history file.", kept),
-        "Decisions": record("Matching decisions, newest first.", found),
-        "Point": record("Sums over requests in one step.", {**known, **counts}, optional=counts),
-        "Series": record("Time series in equal steps.", span),
+        "Kept": record("Age of the oldest data, and state of the history file.", kept),
+        "Decisions": record("Decisions that fit, newest first.", found),
+        "Point": record("Sums of requests in one step.", {**known, **counts}, optional=counts),
+        "Series": record("Figures over time in even steps.", span),
     }
 
 
@@ -291,18 +293,18 @@ def _replicas() -> Part:
         "last_seq": whole(),
         "lag_s": maybe(number("The router's clock minus the engine's, at the last batch.")),
         **each(whole(), "events blocks answers_compared answers_equal"),
-        "counts": by_name(whole(), "Received events, and errors."),
+        "counts": by_name(whole(), "Counts of batches and errors."),
         "block_tokens": maybe(whole()),
         **each(whole(), blocks),
     }
-    breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until the next attempt.")}
+    breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until the next trial.")}
     replica = {
         **each(text(), "id name node instance version why grade_why"),
         "added": flag("Added at run time."),
-        "warming": flag("Prewarming is in progress."),
-        "ready": flag("The replica may receive requests."),
+        "warming": flag("Its cache is being filled."),
+        "ready": flag("True if the replica may receive requests."),
         "failures_in_a_row": whole(),
-        "breaker": record("Cooldown of the replica.", breaker),
+        "breaker": record("State of the circuit breaker.", breaker),
         "grade": one_of(*GRADES),
         "events": maybe(ref("EventStream")),
         "models": rows(text()),
@@ -310,36 +312,34 @@ def _replicas() -> Part:
         "window": maybe(whole("Limit of open requests.")),
         **each(number(), "pending_prefill_ms answer_tokens"),
         "load": ref("Load"),
-        "metrics_of_several": flag("`/metrics` alternates between several processes."),
-        "share": number("Fraction of its work that comes from this router."),
-        **each(by_name(number(), "Learned values."), "prefill decode_step"),
+        "metrics_of_several": flag("True if several processes answer its `/metrics`, one after the other."),
+        "share": number("Part of its work that this router sent."),
+        **each(by_name(number(), "Learned coefficients."), "prefill decode_step"),
         "role": one_of(*Role),
         "split": maybe(ref("Hand")),
-        "pull_address": maybe(text("Address of its engine for P2P KV transfers, `host:port`.")),
+        "pull_address": maybe(text("Address at which its engine accepts P2P transfers, `host:port`.")),
     }
     source = {"fresh": flag(), "why": text(), "stale_s": number(), **each(whole(), "errors replicas")}
     link = {
         "router": text("This router's name."),
         "fleet": text("`peering.fleet`."),
-        "whole": flag("This router receives its own messages, so other routers can receive them."),
-        "why": text("Why not."),
-        "refused": text("Reason why the store accepts no writes."),
-        "delay_ms": maybe(number("Time of the last message through the store.")),
+        "whole": flag("True if this router receives its own messages."),
+        "why": text("Reason, if it does not."),
+        "refused": text("Reason for which the store accepts no writes."),
+        "delay_ms": maybe(number("Time that the last message took.")),
         "routers": rows(
-            record(
-                "A router with received messages.", {"name": text(), "age_s": number("Seconds since its last message.")}
-            )
+            record("A router with received messages.", {"name": text(), "age_s": number("Since its last message.")})
         ),
     }
     held = record("Values of one replica.", each(whole(), "blocks blocks_max"))
     address = record("A replica's address.", {"url": text("`http://ADDRESS:PORT`, within `admin.replicas_allowed`.")})
     return {
-        "Load": record("Values of an engine's metrics; null: not reported.", load),
+        "Load": record("Values of an engine's metrics; null: not available.", load),
         "EventStream": record("A replica's stream of KV events, and its blocks.", stream, optional=stream),
-        "Replica": record("Health, load and learned values.", replica),
+        "Replica": record("Health, load, and learned coefficients.", replica),
         "Hand": _hand(),
         "Replicas": record(
-            "All replicas, state of each discovery source, and connected routers.",
+            "All replicas, the age of each source's list, and the connected routers.",
             {
                 "replicas": rows(ref("Replica")),
                 "discovery": by_name(record("A source.", source)),
@@ -349,7 +349,7 @@ def _replicas() -> Part:
         "RouterLink": record("The link to other routers; null: turned off.", link),
         "ReplicaUrl": {**address, "additionalProperties": False},
         "Index": record(
-            "Size of the prefix index, and its restored part.",
+            "Size of the prefix index, and its part from a snapshot.",
             {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held), "state": maybe(ref("StateKept"))},
         ),
         "StateKept": _state_kept(),
@@ -360,27 +360,27 @@ def _hand() -> Part:
     pairs = "Number of pairs by state: ready, warming up, and in cooldown after a failure."
     hand = {
         "handshake": one_of(*KvConnector),
-        "address": text("Address for decode engines, `host:port`; empty: it is in the answer of the prefill stage."),
-        "answers": flag("The address answers now."),
+        "address": text("Address for decode engines, `host:port`; empty: the prefill response names it."),
+        "answers": flag("True if its KV connector answers."),
         "pairs": record(pairs, each(whole(), "warm new resting")),
     }
-    return record("KV connector of a replica for disaggregated prefill; null: none.", hand)
+    return record("KV connector of a replica with a prefill or decode role; null: no role.", hand)
 
 
 def _state_kept() -> Part:
     outcome = {
         "replica": text(),
         **each(whole(), "estimate_blocks events_blocks"),
-        "why": text("Why nothing of our own estimate was taken over."),
-        "events_why": text("Why no block by its events was."),
+        "why": text("Reason for which no estimate was restored."),
+        "events_why": text("Reason for which no block from KV events was restored."),
     }
     return record(
-        "Restored and saved state; null: turned off.",
+        "Snapshots that were restored and are written; null: none.",
         {
             "file": text("`snapshot.path`."),
-            "source": text("Source of the state."),
-            "why": text("Why nothing came from the file."),
-            "failing": text("Why the file is not written."),
+            "source": text("Source of the snapshot."),
+            "why": text("Reason for which the file was not used."),
+            "failing": text("Reason for which the file is not written."),
             "written_age_s": maybe(number("Since the file was written.")),
             "bytes": whole("Of the file."),
             "holding": flag("`/readyz` waits for it."),
@@ -403,7 +403,7 @@ def _branches() -> Part:
         **each(maybe(number()), "lost_tokens_per_h gpu_s_per_h"),
         "last_at_s": number(),
     }
-    difference: Part = {"type": "object", "description": "A difference of its prompts."}
+    difference: Part = {"type": "object", "description": "A difference between its prompts."}
     template = {
         **branch,
         "path": text(),
@@ -413,13 +413,13 @@ def _branches() -> Part:
         "can_prewarm": flag(),
     }
     return {
-        "Branch": record("A shared prefix of conversations.", branch),
-        "TemplateRow": record("The same, with lost tokens.", template),
+        "Branch": record("A prefix that conversations share.", branch),
+        "TemplateRow": record("The same, with its lost tokens.", template),
         "Templates": record("Shared prefixes, most used first.", {"templates": rows(ref("TemplateRow"))}),
-        "AdviceRow": record("One piece of advice against cache misses.", advice),
+        "AdviceRow": record("One piece of advice against misses.", advice),
         "Advice": record(
-            "Advice, largest loss first.",
-            {"window_s": whole("Covered seconds."), "advice": rows(ref("AdviceRow"))},
+            "Advice, the most costly first.",
+            {"window_s": whole("Seconds that the advice covers."), "advice": rows(ref("AdviceRow"))},
         ),
     }
 
@@ -452,14 +452,14 @@ def _observatory() -> Part:
     }
     page = {
         **each(number(), "now_s uptime_s"),
-        "pages": rows(text("A path for requests of the dashboard.")),
+        "pages": rows(text("A path that the dashboard may request.")),
         "links": by_name(text()),
         **each(text(), "version no_advice"),
         "build": text("Version, native code or pure Python, Python's version, and the commit if known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
         "stages": record(
-            "Stages from requested to hit, each with the places of the tokens that do not reach it.",
+            "Stages from requested to hit, each with the fates of the tokens that do not reach it.",
             {stage: rows(one_of(*places)) for stage, places in FUNNEL_STAGES.items()},
         ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
@@ -479,8 +479,8 @@ def _split() -> Part:
         "id": text(),
         "role": one_of(*Role),
         "handshake": one_of(*KvConnector),
-        "answers": flag("The address answers now."),
-        "pairs": record("Number of its pairs by state.", each(whole(), "warm new resting")),
+        "answers": flag("True if its KV connector answers."),
+        "pairs": record("How many pairs it is in.", each(whole(), "warm new resting")),
     }
     pair = {
         **each(text(), "prefill decode"),
@@ -510,16 +510,16 @@ def _prewarming() -> Part:
         "tokens_max": maybe(whole("Prompt tokens for each replica.", minimum=1, maximum=TOKENS_MAX)),
         "wait": flag("Answer after all prompts were sent."),
     }
-    what = "Prompts for prewarming; without `requests` and `templates` those of the settings."
+    about = "Prompts for prewarming; without `requests` and `templates` those of the settings."
     asked = {
         "replicas": rows(text()),
         **each(whole(), "requests templates tokens_max"),
         "prefixes_file": text(),
     }
     return {
-        "WarmCall": {**record(what, call, optional=call), "additionalProperties": False},
-        "WarmJob": record("Prewarming of one replica.", job),
+        "WarmCall": {**record(about, call, optional=call), "additionalProperties": False},
+        "WarmJob": record("The warming of one replica.", job),
         "WarmState": record("Jobs, the last results newest first.", each(rows(ref("WarmJob")), "running queue last")),
-        "WarmAsked": record("Prompts that will be sent.", asked),
-        "WarmDone": record("Results of the sent prompts.", {"replicas": rows(ref("WarmJob"))}),
+        "WarmAsked": record("Requests that will be sent.", asked),
+        "WarmDone": record("Requests that were sent.", {"replicas": rows(ref("WarmJob"))}),
     }

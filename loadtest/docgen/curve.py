@@ -23,7 +23,10 @@ def curve_block(document: dict[str, Any]) -> str:
     command = f"python -m loadtest {document['command'].partition(' --json')[0]} --json curve.json"
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{command}` on {describe_machine(document)}, {OURS} {version}.",
+            (
+                f"Measured on {document['date'][:10]} with `{command}`"
+                f" on {describe_machine(document)}. Version: {OURS} {version}."
+            ),
             "",
             table(
                 ("requests", "memory, MB"),

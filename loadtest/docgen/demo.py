@@ -51,7 +51,7 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
         [
             (
                 f"Measured on {document['date'][:10]} with `{COMMAND}`"
-                f" on {describe_machine(document)}; {_runs(len(documents))}."
+                f" on {describe_machine(document)}. {_runs(len(documents))}"
             ),
             "",
             table([c.title for c in columns], [[format_field(row, c) for c in columns] for row in rows]),
@@ -65,7 +65,7 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
                 if not w.replay.think_max_s
             ),
             "",
-            "What is fixed:",
+            "Fixed parameters:",
             "",
             f"- {FIXED}.",
             *(f"- {workload.describe()}." for workload in WORKLOADS),
@@ -74,7 +74,7 @@ def demo_block(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _runs(count: int) -> str:
-    return "one run" if count == 1 else f"{count} runs, each figure the median of its own, errors added up"
+    return "One run." if count == 1 else f"Each figure is the median of {count} runs; errors are added up."
 
 
 def compute_ceiling(workload: DemoWorkload) -> float:

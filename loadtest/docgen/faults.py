@@ -22,10 +22,10 @@ def faults_block(document: dict[str, Any]) -> str:
     routers = [OURS, *(name for name in by_router if name != OURS)]
     known = document["machine"].get("routers", {})
     versions = [f"{name} {known[name]}" for name in routers if name in known]
-    about = [f"Measured on {document['date'][:10]} with `{COMMAND}` on {describe_machine(document)}", *versions]
+    about = f"Measured on {document['date'][:10]} with `{COMMAND}` on {describe_machine(document)}."
     return "\n".join(
         [
-            f"{', '.join(about)}.",
+            f"{about} Versions: {', '.join(versions)}.",
             "",
             table(("goal", "case", "promised", *routers), compare_routers(by_router, routers)),
             "",

@@ -30,7 +30,10 @@ def overhead_block(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
     return "\n".join(
         [
-            f"Measured on {document['date'][:10]} with `{COMMAND}` on {describe_machine(document)}; {versions}.",
+            (
+                f"Measured on {document['date'][:10]} with `{COMMAND}`"
+                f" on {describe_machine(document)}. Versions: {versions}."
+            ),
             "",
             table(HEADS, [cells(figures, row) for row in figures]),
             "",
@@ -53,7 +56,7 @@ def shared_block(document: dict[str, Any]) -> str:
         [
             (
                 f"Measured on {document['date'][:10]} with `{OF_SHARED}`"
-                f" on {describe_machine(document)}; warmroute {version}."
+                f" on {describe_machine(document)}. Version: warmroute {version}."
             ),
             "",
             *(f"- {name}: {text}." for name, text in OF_SHARING.items()),

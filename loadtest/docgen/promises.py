@@ -174,4 +174,4 @@ def findings_block(folder: Path) -> str:
     known = findings(folder)
     tests = tests_of_findings(folder, known)
     rows = [(number, words, _format_links(tests[number]) or "no test yet") for number, words in known.items()]
-    return table(["finding", "subject", "kept mended by"], rows)
+    return table(["finding", "subject", "regression test"], rows)

@@ -24,7 +24,7 @@ from loadtest.simulate.options import parser
 from loadtest.simulate.policies import ROWS
 from loadtest.simulate.results import ladder, tables
 from loadtest.simulate.results.charts import write_charts
-from loadtest.simulate.results.claims import WARM, beaten_bounds
+from loadtest.simulate.results.claims import MISSED_HEADS, WARM, beaten_bounds, lines_missed
 from loadtest.simulate.scenarios.registry import CLAIM_SEEDS, SCENARIOS, Make, loads_of
 
 PICTURED = ("mooncake", "claude_code", "ladder_honest")
@@ -42,7 +42,7 @@ def rows_table() -> str:
     return table(("row", "source, version and defaults"), ((f"`{name}`", str(row)) for name, row in ROWS.items()))
 
 
-SCENARIO_HEADS = ("scenario", "what", "replicas", "requests", "load `at`", "TTFT limit")
+SCENARIO_HEADS = ("scenario", "workload", "replicas", "requests", "load `at`", "TTFT limit")
 
 
 def scenarios_table() -> str:
@@ -86,7 +86,7 @@ def cells_block(document: dict[str, Any]) -> str:
     """Return the block of the race: a table per load, missed goals, and bounds that were beaten. Raises PageError."""
     rows = _read_race_rows(document)
     judged = [row for row in rows if row.goal is not None]
-    said = [*tables.verdict_lines(judged), *beaten_bounds(rows)]
+    said = [*tables.verdict_lines(judged, missed_too=False), *beaten_bounds(rows)]
     return "\n".join(
         [
             *_describe_simulation(document, rows),
@@ -96,6 +96,8 @@ def cells_block(document: dict[str, Any]) -> str:
             tables.markdown(rows),
             "",
             *(f"- {line}." for line in said),
+            "",
+            table(MISSED_HEADS, lines_missed(judged)),
         ]
     )
 
@@ -177,7 +179,9 @@ def _describe_measurement(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["machine"].get("routers", {}).items())
     words = shlex.split(document["command"])  # absolute paths differ between machines
     command = shlex.join(Path(word).name if word.startswith("/") else word for word in words)
-    return [f"Measured on {document['date'][:10]} with `{command}` on {describe_machine(document)}; {versions}."]
+    return [
+        f"Measured on {document['date'][:10]} with `{command}` on {describe_machine(document)}. Versions: {versions}."
+    ]
 
 
 def _read_race_rows(document: dict[str, Any]) -> list[Row]:

@@ -26,7 +26,7 @@ def replayed_block(document: dict[str, Any]) -> str:
         [
             (
                 f"Measured on {document['date'][:10]} with `{command}`"
-                f" on {describe_machine(document)}; medians of the runs."
+                f" on {describe_machine(document)}. Figures are medians of the runs."
             ),
             "",
             table(heads, [[format_field(row, column) for column in columns] for row in measured]),

@@ -57,5 +57,9 @@ def multi_router_block(document: dict[str, Any]) -> str:
             table(multi_router.HEADS, lines),
             "",
             *(f"- {line}." for line in multi_router.verdicts(rows)),
+            "",
+            "Figures beyond the limit:",
+            "",
+            table(multi_router.BEYOND_HEADS, multi_router.lines_beyond(rows)),
         ]
     )

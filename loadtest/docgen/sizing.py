@@ -42,7 +42,7 @@ def memory_block(document: dict[str, Any]) -> str:
         [
             f"Measured on {document['date'][:10]} with `{MEMORY_COMMAND}` on {describe_machine(document)}.",
             "",
-            table(("what", "bytes, unless it says otherwise"), shown),
+            table(("item", "bytes, unless stated otherwise"), shown),
         ]
     )
 

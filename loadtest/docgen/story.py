@@ -9,7 +9,7 @@ from loadtest.docgen.markdown import PageError, describe_machine, rows_of, table
 STORY_TEXTS = {
     "before": "as it was",
     "broken": "a release of one agent begins its system prompt with the time of day",
-    "mended": "the next one says the time at the end of the newest message",
+    "fixed": "the next release puts the time at the end of the newest message",
 }
 
 
@@ -33,6 +33,6 @@ def story_block(document: dict[str, Any]) -> str:
             ),
             f"{rows['before'].replicas} simulated replicas, agents in {rows['before'].load:g} conversations at a time.",
             "",
-            table(("phase", "what the agents do", "token hits", "TTFT p50", "TTFT p90"), cells),
+            table(("phase", "change", "token hits", "TTFT p50", "TTFT p90"), cells),
         ]
     )

@@ -28,4 +28,4 @@ def figures_block(document: dict[str, Any]) -> str:
     size = f"{rows[0].requests} requests for each of {rows[0].seeds} seeds, {rows[0].replicas} replicas"
     met = sum(bool(row.ok) for row in rows)
     body = table(HEADS, ((f"`{name}`", *rest) for name, *rest in lines(rows)))
-    return "\n".join([f"{said}: {size}.", "", body, "", f"{met} of {len(rows)} figures are as they must be."])
+    return "\n".join([f"{said}. Size: {size}.", "", body, "", f"{met} of {len(rows)} figures are as they must be."])

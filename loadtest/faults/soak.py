@@ -214,7 +214,7 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
     more, held = None if fds is None else fds - before, f"at most {max(soaked.fds, default=0)}"
     return [
         row(19, buggy, 0, bugs.total(), note=f"{dict(bugs) or ''} {chaos}"),
-        row(19, "... gauges of what is under way, afterwards", 0, left, ok=left == 0),
+        row(19, "... gauges of open requests, afterwards", 0, left, ok=left == 0),
         row(19, "... file descriptors more than before", FDS_MAX, more, note=held),
         row(19, "... threads, most less fewest", THREADS_MAX, threads),
         *([] if bench.scale.counts else [memory]),  # a rate, which needs minutes on an otherwise idle machine

@@ -43,7 +43,7 @@ BAR_CELLS = 30
 PICTURE = (1280, 800)  # pixels; its height ends above the table of replicas
 SETTLED_S = 4.0  # the page polls every two seconds
 END_OF_MAP = "return Math.ceil(document.querySelector('#map').closest('section').getBoundingClientRect().bottom) + 16"
-PHASES = {"before": ReleaseClock.NOWHERE, "broken": ReleaseClock.TOP, "mended": ReleaseClock.END}
+PHASES = {"before": ReleaseClock.NOWHERE, "broken": ReleaseClock.TOP, "fixed": ReleaseClock.END}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Story:
 
     def phases(self) -> list[str]:
         """Return the names of the phases, in order."""
-        return [phase for phase in PHASES if phase != "mended" or self._settings.mend]
+        return [phase for phase in PHASES if phase != "fixed" or self._settings.mend]
 
     def rows(self) -> list[Row]:
         """Return one row for each phase."""

@@ -23,7 +23,7 @@ ON = (
     *("--set", "insights.normalize_tools=sort_tools,canonical_tools"),
     *("--set", "insights.history_policy=warn"),
 )
-TEXT = {f"observatory_{case}": f"{case} once more, without the observatory and with everything of it" for case in CASES}
+TEXT = {f"observatory_{case}": f"{case} once more, without miss analysis and with all of it" for case in CASES}
 
 
 Measure = Callable[[str], Awaitable[CpuSample]]
@@ -66,5 +66,5 @@ async def rows(
 def row_of(case: str, pairs: Sequence[tuple[CpuSample, CpuSample]], slack: float) -> Row:
     """Return the ratio of CPU per request, with the observatory over without, round by round; `slack` is a part of the
     goal."""
-    goal = f"CPU per request with all of the observatory at most {RATIO_MAX:g} x that without"
+    goal = f"CPU per request with all miss analysis at most {RATIO_MAX:g} x that without"
     return ratio_row(f"observatory_{case}", pairs, goal, RATIO_MAX, slack)

@@ -60,15 +60,15 @@ class DemoWorkload:
         replay = self.replay
         later = f", each up to {replay.spread_s:g} s later" if replay.spread_s else ""
         pace = (
-            f"{replay.sessions_active} sessions at a time, started over {replay.ramp_s:g} s,"
+            f"Sessions: {replay.sessions_active} at a time, started over {replay.ramp_s:g} s,"
             f" think time up to {replay.think_max_s:g} s"
             if replay.think_max_s
-            else f"arrivals x{replay.speed:g}{later}"
+            else f"Arrivals: x{replay.speed:g}{later}"
         )
         return (
-            f"{replay.workload}: first {replay.requests_max:,} requests of {self.trace}, {pace},"
-            f" answers cut at {replay.output_tokens_max} tokens, {self.kv_tokens:,} KV tokens a replica,"
-            f" clock x{replay.time_scale:g}"
+            f"{replay.workload}: first {replay.requests_max:,} requests of {self.trace}. {pace}."
+            f" Answers: at most {replay.output_tokens_max} tokens. KV cache: {self.kv_tokens:,} tokens a replica."
+            f" Clock: x{replay.time_scale:g}"
         )
 
 

@@ -4,7 +4,7 @@
     forecasts --recording mooncake             one of them
     forecasts --json forecasts.json            for `loadtest pages --forecasts`
 
-docs/evidence/forecasts.md has the results.
+docs/evidence/reuse-prediction.md has the results.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ RIVALS = (
     Rival("by the gap before", curves.classify_gap),
     Rival("by tokens and gap", curves.classify_length_gap),
     Rival("by agent or sub-agent", curves.classify_agent),
-    Rival("told: the last one", curves.classify_last, bound=True),
-    Rival("told: soon, later or never", curves.classify_soon, bound=True),
+    Rival("bound: the last one", curves.classify_last, bound=True),
+    Rival("bound: soon, later or never", curves.classify_soon, bound=True),
 )
 
 

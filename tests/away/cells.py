@@ -8,9 +8,9 @@ STATES = {
     "killed": "its process has ended, or its file is gone",
     "frozen": "it is there, takes connections, and gives no answer",
     "slow": "it answers after a second or more",
-    "lying": "it answers with what is wrong",
-    "emptied": "it answers with nothing, or has lost everything",
-    "old": "it answers with what was right yesterday, or as an earlier release",
+    "lying": "it returns wrong data",
+    "emptied": "it returns no data, or has lost all data",
+    "old": "it returns yesterday's data, or data of an earlier release",
 }
 DOORS = {
     "no key": "a request without a key",
@@ -20,9 +20,9 @@ DOORS = {
     "other model": "a request for a model that the key does not allow",
     "engine paths": "`/sleep`, `/wake_up`, `/v1/load_lora_adapter`, `/admin/replicas` of the main listener",
     "admin pages": "the admin listener, without its token and with a client's key",
-    "others' responses": "a stored response of another tenant, to read and to go on from",
+    "others' responses": "a stored response of another tenant, to read and to continue",
     "handed on": "a client's key at an engine, or an isolated tenant's prompt without a salt",
-    "sent elsewhere": "a request of the router's own at an engine, where the part has sent it",
+    "sent elsewhere": "a request of the router itself to an engine that the component named",
 }
 REQUESTS, RESPONSES = "requests", "stored responses"
 SERVED = {

@@ -1,4 +1,4 @@
-"""Renders docs/reference/away.md from the cells of the tests: `python -m tests.away.table`."""
+"""Renders docs/reference/unavailable-components.md from the cells of the tests: `python -m tests.away.table`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.away import (
 )
 from tests.away.cells import DOORS, SERVED, STATES, Cell
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "away.md"
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "unavailable-components.md"
 PARTS = (test_picker, test_store, test_api_server, test_name_server, test_keys_file, test_collector, test_engine)
-HEAD = ("state", "what is done", "what is then open", "what is still served", "reason")
+HEAD = ("state", "test", "possible access", "remaining service", "reason")
 
 
 def rendered(page: str) -> str:
     """The page's text with all its tables anew. Raises PageError."""
     page = with_block(page, "away states", table(("state", "meaning"), STATES.items()))
-    page = with_block(page, "away questions", table(("question", "what would be open"), DOORS.items()))
+    page = with_block(page, "away questions", table(("question", "unauthorized access"), DOORS.items()))
     return with_block(page, "away", "\n\n".join(map(_of_part, PARTS)))
 
 

@@ -23,15 +23,15 @@ PART = "API server"
 CELLS = {
     "killed": Cell("Its listener and all connections are closed."),
     "frozen": Cell("It takes requests and answers none; watches are cut."),
-    "slow": Cell("Each answer comes 1 s late; watches are cut."),
+    "slow": Cell("Each answer is 1 s late; watches are cut."),
     "lying": Cell(
-        "Its list has pods at a cloud's metadata service and at a multicast address, watches send what is no event, "
-        "and lists are then no JSON.",
+        "Its list has pods at a cloud's metadata service and at a multicast address. Watches send invalid events, "
+        "and later lists are no JSON.",
     ),
     "emptied": Cell(
-        "It has no pods any more.", serves=(), why="It decides which replicas there are; without any the answer is 503."
+        "It has no pods.", serves=(), why="It determines the replicas; without a replica the answer is 503."
     ),
-    "old": Cell("Its list is yesterday's: the pods of today, and one that is gone since."),
+    "old": Cell("Its list is yesterday's, with one pod that is gone."),
 }
 ODD = ("169.254.169.254", "224.0.0.1")
 DEAD = "127.0.0.9"  # a pod of its own by its address, at which nobody listens
@@ -105,7 +105,7 @@ async def put(api: ApiServer, it: World, state: str) -> None:
         await comes(api, it)
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, state: str) -> None:

@@ -20,9 +20,9 @@ PART = "Collector"
 CELLS = {
     "killed": Cell("Its listener and all connections are closed."),
     "frozen": Cell("It takes requests and answers none."),
-    "slow": Cell("Each answer comes 1 s late."),
-    "lying": Cell("It redirects (307) what it is sent to `/sleep` of an engine."),
-    "emptied": Cell("It answers with 200 and nothing."),
+    "slow": Cell("Each answer is 1 s late."),
+    "lying": Cell("It redirects (307) requests to `/sleep` of an engine."),
+    "emptied": Cell("It returns 200 with an empty body."),
     "old": Cell("It has no OTLP over HTTP: 404 on all paths."),
 }
 
@@ -64,7 +64,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, web.AppRunner, str]]:
         await runner.cleanup()
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:

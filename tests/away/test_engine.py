@@ -16,16 +16,16 @@ from tests.away.rig import World, before, eventually
 
 PART = "Engine"
 LOST = "Responses that it stored are lost with it."
-ANSWERS = f"An answer passes as the engine gives it. {LOST}"
+ANSWERS = f"A response passes unchanged. {LOST}"
 CELLS = {
     "killed": Cell("SIGKILL for one of two.", why=LOST),
     "frozen": Cell("SIGSTOP for one of two.", why=LOST),
-    "slow": Cell("Each answer of one of two comes 1 s late."),
+    "slow": Cell("Each answer of one of two is 1 s late."),
     "lying": Cell(
-        "One of two gives a response the id of another tenant's, and answers with web pages, its list of models too.",
+        "One of two reuses a response id of another tenant, and returns web pages, also as its list of models.",
         why=ANSWERS,
     ),
-    "emptied": Cell("One of two answers everything with 200 and nothing.", why=ANSWERS),
+    "emptied": Cell("One of two answers every request with 200 and an empty body.", why=ANSWERS),
     "old": Cell("One of two is an earlier process, with yesterday's model and without today's responses.", why=LOST),
 }
 PAGE = "<html><body>502 Bad Gateway</body></html>"
@@ -94,7 +94,7 @@ async def put(it: World, goes: StoringEngine | EngineProcess, state: str) -> Non
         await lists(it, goes.url, "yesterday")
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, state: str) -> None:

@@ -15,16 +15,14 @@ from tests.away.cells import Cell
 from tests.away.rig import REFUSED, RELOADED, World, world
 
 PART = "Keys file"
-REFUSED_WHY = "SIGHUP is refused, and the keys before stay in force. A router that starts then ends with an error."
+REFUSED_WHY = "SIGHUP is refused, and the previous keys remain valid. A router that starts with this file fails."
 CELLS = {
-    "killed": Cell("It is removed, and the router is told to read it again (SIGHUP).", why=REFUSED_WHY),
-    "frozen": Cell("A pipe without a writer has its name. Reading it is given up after 2 s.", why=REFUSED_WHY),
-    "slow": Cell("A pipe has its name, and its content comes in pieces."),
-    "lying": Cell("It holds something else than keys: a mapping, or a key twice.", why=REFUSED_WHY),
+    "killed": Cell("The file is removed, and the router gets SIGHUP.", why=REFUSED_WHY),
+    "frozen": Cell("A pipe without a writer has its name. The router stops reading after 2 s.", why=REFUSED_WHY),
+    "slow": Cell("A pipe has its name, and its content arrives in pieces."),
+    "lying": Cell("It contains a mapping instead of keys, or a duplicate key.", why=REFUSED_WHY),
     "emptied": Cell("It is empty.", why=REFUSED_WHY),
-    "old": Cell(
-        "It is yesterday's.", opens=("revoked key",), why="The file decides whose key counts, and nothing else does."
-    ),
+    "old": Cell("It is yesterday's file.", opens=("revoked key",), why="The file alone determines the valid keys."),
 }
 
 
@@ -79,7 +77,7 @@ async def put(it: World, state: str) -> None:
         await it.reload()
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, state: str) -> None:

@@ -19,14 +19,14 @@ from tests.support.waiting import until
 PART = "Name server"
 CELLS = {
     "killed": Cell("Its port is closed."),
-    "frozen": Cell("It answers no question."),
-    "slow": Cell("Each answer comes 1 s late."),
-    "lying": Cell("It answers with the address of a cloud's metadata service, and a multicast one."),
-    "emptied": Cell("It answers that the name has no addresses."),
+    "frozen": Cell("It answers no query."),
+    "slow": Cell("Each answer is 1 s late."),
+    "lying": Cell("It returns the address of a cloud's metadata service, and a multicast one."),
+    "emptied": Cell("It returns no addresses for the name."),
     "old": Cell(
-        "It answers with yesterday's address, at which nobody listens.",
+        "It returns yesterday's address, without a listener.",
         serves=(),
-        why="It decides which replicas there are; where none of them answers, a request gets 502 or 503.",
+        why="It determines the replicas; if no replica answers, a request gets 502 or 503.",
     ),
 }
 ODD, DEAD = ["169.254.169.254", "224.0.0.1"], "127.0.0.9"
@@ -75,7 +75,7 @@ async def put(server: NameServer, socket: asyncio.DatagramTransport, it: World, 
         await eventually(stale)
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:

@@ -17,20 +17,20 @@ from tests.away.rig import World, world
 from tests.support.waiting import until
 
 PART = "Picker"
-NOTHING_PLACED = "A gateway that fails closed passes nothing that no picker has placed."
+NOTHING_PLACED = "A gateway that fails closed passes no request that no picker has placed."
 RESTARTED = (
-    "What tenants have used, and which responses are theirs, is in the store alone. "
-    "Each rate is granted once more, and an id that is not known is refused to all."
+    "The use of rates and the owners of responses are in the store alone. "
+    "Each rate is granted once more, and an unknown id is refused to all tenants."
 )
 CELLS = {
     "killed": Cell("SIGKILL.", serves=(), why=NOTHING_PLACED),
     "frozen": Cell("SIGSTOP. The gateway waits for 0.3 s.", serves=(), why=NOTHING_PLACED),
-    "slow": Cell("SIGSTOP for 1 s while it is asked. The gateway waits for a minute."),
+    "slow": Cell("SIGSTOP for 1 s during a request. The gateway waits for a minute."),
     "lying": Cell(
-        "It ends its streams well and says nothing.",
+        "It closes its streams without an answer.",
         serves=(),
-        why="Envoy passes what is not refused, and its routes pass nothing that has no destination. "
-        "A picker that names a wrong replica is believed: to choose is what it is for.",
+        why="Envoy passes requests that are not refused, and its routes pass none without a destination. "
+        "Envoy cannot detect a picker that names a wrong replica.",
         elsewhere="tests/envoy/test_away.py",
     ),
     "emptied": Cell("SIGKILL, and a start without a store and a state file.", ("rate",), (REQUESTS,), RESTARTED),
@@ -56,7 +56,7 @@ async def again(it: World, state: str, stack: AsyncExitStack) -> None:
     it.routers = [await stack.enter_async_context(it.start(settings))]
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", [state for state, cell in CELLS.items() if not cell.elsewhere])
 async def test_away(tmp_path: Path, state: str) -> None:

@@ -21,13 +21,13 @@ PART = "Shared store"
 CELLS = {
     "killed": Cell("SIGKILL."),
     "frozen": Cell("SIGSTOP."),
-    "slow": Cell("Each answer and message comes a second late."),
+    "slow": Cell("Each answer and message is a second late."),
     "lying": Cell(
-        "It says that stored responses belong to another tenant, that nothing was used, and that replicas are dead, "
-        "without the fleet's secret; and every message again."
+        "It reports stored responses as another tenant's, rates as unused, and replicas as dead, "
+        "without the fleet's secret. It also repeats every message."
     ),
     "emptied": Cell("`FLUSHALL`."),
-    "old": Cell("`FLUSHALL`, and all keys of before the responses were stored."),
+    "old": Cell("`FLUSHALL`, and all keys from before the responses were stored."),
 }
 CHANNEL, OWNERS = "warmroute:{fleet}:said", "warmroute:{fleet}:responses"
 DELAY_S = 1.0
@@ -131,7 +131,7 @@ async def recorded(server: StoreServer) -> AsyncIterator[list[bytes]]:
             await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.promise("An unavailable component opens only access in reference/unavailable-components.md.", "faults")
 @pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, state: str) -> None:

@@ -125,7 +125,7 @@ def test_both_names_in_one_source_are_a_problem(tmp_path: Path) -> None:
 def test_a_former_name_twice_is_a_problem(tmp_path: Path) -> None:
     """By its section and dotted."""
     found = problems(file=yaml_file(tmp_path, {"shared": {"name": "a"}, "shared.name": "b"}))
-    assert found == ["'shared.name' is given twice"]
+    assert found == ["'shared.name' is duplicated"]
 
 
 def test_suggestions_have_current_names_only(tmp_path: Path) -> None:

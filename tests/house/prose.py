@@ -3,9 +3,10 @@
     python -m tests.house.prose [--messages] [--list RULE] [PATHS]
 
 Prose is every docstring and comment of a Python file, and every line of a Markdown file outside of code blocks. With
-`--messages` it is every other string literal of at least four words instead: errors, log lines and help texts. A rule
-is a regular expression, so a count is cheap and has false positives: "a person who calls" is good English. Compare one
-state of the tree with another, and judge no single line by it. `tests/house/test_prose.py` has the ceilings.
+`--messages` it is every other string literal of at least four words instead: errors, log lines and help texts. A
+sentence ends at a full stop, and at the end of a table cell. A rule is a regular expression, so a count is cheap and
+has false positives: "a person who calls" is good English. Compare one state of the tree with another, and judge no
+single line by it. `tests/house/test_prose.py` has the ceilings.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ RULES = {
 PATTERNS = {name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in RULES.items()}
 MESSAGE_WORDS_MIN = 4
 CLAUSES_MAX = 4  # commas, colons and semicolons of one sentence
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*|] ")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*|] | \| ")
 CLAUSE = re.compile(r"[,;:](?=\s)")
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 TOOLS = re.compile(r"#+\s*(noqa|type:|fmt:|pragma|mypy:|ruff:|nosec|pylint)")

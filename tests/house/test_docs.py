@@ -42,7 +42,7 @@ def test_every_scenario_is_named() -> None:
 
 def test_left_out_of_rules_names_rows() -> None:
     """Every row of which the simulation's page says what is left out is one that there is."""
-    (told,) = re.findall(r"\| row \| what is left out \|\n((?:\|.*\n)+)", page("docs/evidence/simulation.md"))
+    (told,) = re.findall(r"\| row \| omission \|\n((?:\|.*\n)+)", page("docs/evidence/simulation.md"))
     names = {name for row in table(told) for name in re.findall(r"`(\w+)`", row[0])}
     assert names <= ROWS.keys()
     assert len(names) >= 10
@@ -137,7 +137,7 @@ def test_every_reason_and_grade_is_explained() -> None:
 def test_every_reason_to_close_a_connection_is_explained() -> None:
     """All labels of `warmroute_connections_closed_total` are named where the limits are."""
     for reason in REASONS:
-        assert f"`{reason}`" in section(page("docs/guide/access.md"), "Limits on clients"), reason
+        assert f"`{reason}`" in section(page("docs/guide/access.md"), "Client limits"), reason
 
 
 def test_settings_file_loads(tmp_path: Path) -> None:

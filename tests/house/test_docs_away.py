@@ -18,7 +18,7 @@ OPEN = {
 
 def test_the_page_is_what_the_cells_say() -> None:
     """`python -m tests.away.table` changes nothing."""
-    text = page("docs/reference/away.md")
+    text = page("docs/reference/unavailable-components.md")
     assert table.rendered(text) == text, "render it again: python -m tests.away.table"
 
 

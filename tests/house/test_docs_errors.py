@@ -89,7 +89,7 @@ def test_every_error_of_a_stream_is_explained() -> None:
     """The codes of error events that streams end in are those in the table."""
     documented = {
         row[0].strip("`")
-        for row in table(section(page("docs/guide/failures.md"), "Endings of streams"))
+        for row in table(section(page("docs/guide/failures.md"), "Stream endings"))
         if re.fullmatch(r"`\w+`", row[0])
     }
     assert {code for _, code in called_with_code("error_event")} == documented

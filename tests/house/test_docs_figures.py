@@ -67,7 +67,7 @@ def test_demo_figures_are_of_this_demo() -> None:
     """The demo's figures were measured with the parameters that the demo has now."""
     shown = block(page(pages.BLOCKS["demo"]), "demo")
     for note in (demo.FIXED, *(workload.describe() for workload in demo.WORKLOADS)):
-        assert note in shown, "run the demo and render its page again, as docs/reference/instruments.md says"
+        assert note in shown, "run the demo and render its page again, as docs/reference/benchmarks.md says"
 
 
 @pytest.mark.parametrize("name", pages.DIGESTS)

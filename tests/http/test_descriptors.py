@@ -73,7 +73,9 @@ async def of_event(lines: list[dict[str, Any]], event: str) -> list[dict[str, An
     return found
 
 
-@pytest.mark.promise("Idle clients do not exhaust file descriptors, and a shortage is blamed on no replica.", "clients")
+@pytest.mark.promise(
+    "Idle clients do not exhaust file descriptors, and a shortage counts as no replica's failure.", "clients"
+)
 async def test_idle_clients_do_not_use_up_the_descriptors(engine: FakeEngine, other: FakeEngine) -> None:
     """With 256 descriptors and 300 idle clients every request on a connection that is open succeeds, no replica is
     blamed, and one line says how many clients are let in, and what to raise. The soft limit is raised to the hard."""
@@ -104,7 +106,9 @@ async def test_idle_clients_do_not_use_up_the_descriptors(engine: FakeEngine, ot
         assert not [line for line in lines if line["event"] == "descriptors_gone"]
 
 
-@pytest.mark.promise("Idle clients do not exhaust file descriptors, and a shortage is blamed on no replica.", "clients")
+@pytest.mark.promise(
+    "Idle clients do not exhaust file descriptors, and a shortage counts as no replica's failure.", "clients"
+)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists() or not hasattr(resource, "prlimit"), reason="needs prlimit")
 async def test_having_none_left_is_the_routers_own_trouble(engine: FakeEngine, other: FakeEngine) -> None:
     """Where no connection to a replica can be opened the answer is 503 in words that say why, no replica is blamed by

@@ -15,7 +15,7 @@ from tests.http.test_read_fairness import Loop, sides
 from tests.support.recorded import head
 
 
-@pytest.mark.promise("Whoever sends without an end has one turn in eight.", "clients")
+@pytest.mark.promise("A client that sends without an end has one turn in eight.", "clients")
 @pytest.mark.promise("An engine is read in turns with all others, however fast it sends.", "engines")
 def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
     """Clients and engines that send as fast as they are read go on in the same turn of the loop, and not in the seven

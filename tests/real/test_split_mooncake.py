@@ -124,7 +124,8 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     assert prompt_tokens <= fetched <= prompt_tokens + begun_tokens_max
     others = sum(answer.prompt_tokens for answer in answers) - prompt_tokens
     assert computed_there <= others + begun_tokens_max
-    # Usage says all that came, as docs/guide/split.md has it: Mooncake's decoding engine is told no more.
+    # Usage counts all transferred tokens as cached (docs/guide/disaggregated-prefill.md): Mooncake's decode engine has
+    # no other count.
     assert all(answer.cached_tokens == answer.prompt_tokens for answer in split)
     await judge_alone(direct, asked, answers)
 

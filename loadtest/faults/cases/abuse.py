@@ -66,7 +66,7 @@ async def admin_closed(bench: Bench) -> list[Row]:
         await asyncio.sleep(PROBED_S)
         found = [
             row(20, "adding a replica without a key: taken", 0, len(taken), note=", ".join(taken)),
-            row(21, "... connects to what was named", 0, first.connects),
+            row(21, "... connects to the named addresses", 0, first.connects),
             row(21, "... and to where that redirects", 0, second.connects),
         ]
     if bench.ours:

@@ -84,7 +84,7 @@ async def disconnects(bench: Bench) -> list[Row]:
             found.append(await _leave(run, point, bench.scale.pick_count(60, 2_000), chance, bench.scale))
         if bench.ours:
             left = await wait_until_idle(run, bench.scale.patience_s(GONE_S))
-            found.append(row(6, "gauges of what is under way, afterwards", 0, left, ok=left == 0))
+            found.append(row(6, "gauges of open requests, afterwards", 0, left, ok=left == 0))
     if bench.ours:
         found.append(await _measure_queue_disconnects(bench))
     return found

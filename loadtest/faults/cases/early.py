@@ -101,7 +101,7 @@ async def _one_rests(run: Run, status: str) -> list[Row]:
     await run.upstreams[0].tell("behave", fault=status, retry_after=str(RETRY_AFTER_S[-1]))
     asked = await send_at_rate(40, 100, lambda i: run.ask(stream=i % 2 == 0))
     tries = len(await run.upstreams[0].fetch_requests())
-    name = f"1 of {REPLICAS} says {status} with Retry-After {RETRY_AFTER_S[-1]}"
+    name = f"1 of {REPLICAS} returns {status} with Retry-After {RETRY_AFTER_S[-1]}"
     asked_there = row(3, f"{name}: tries there in 2.5 s", 1, tries)
     if not tries:
         asked_there.ok, asked_there.note = None, "n/a: nothing was placed there"
@@ -115,7 +115,7 @@ async def _measure_all_cooldown(run: Run, status: str, slack: float) -> list[Row
     asked = await send_at_rate(40, 60, lambda _: run.ask(stream=False))
     attempts = Counter(record["id"] for record in await run.fetch_requests())
     rested = [a for a in asked if a.id not in attempts]
-    name = f"all say {status} with Retry-After {RETRY_AFTER_S}"
+    name = f"all return {status} with Retry-After {RETRY_AFTER_S[-1]} to {RETRY_AFTER_S[0]}"
     smallest = min(RETRY_AFTER_S)
     right = sum(
         a.status == 429 and a.headers.get("retry-after", "").isdigit() and 0 < int(a.headers["retry-after"]) <= smallest

@@ -174,7 +174,7 @@ def _judge_party(bench: Bench, way: str, alone: Seen, after: Seen, *, is_hostile
     times = max(0.0, beside_s - machine_s) / before_s if before_s and beside_s else None
     note = f"{1e3 * (before_s or 0):.1f} ms alone, {1e3 * (beside_s or 0):.1f} ms beside, of which the machine's own"
     note += f" {1e3 * machine_s:.1f} ms"
-    case = f"beside a hostile {PARTIES[way]}, {way}: others' p99 TTFT in times of what it is alone"
+    case = f"beside a hostile {PARTIES[way]}, {way}: others' p99 TTFT relative to a run without it"
     return [
         row(GOAL, case, TTFT_TIMES_MAX, times, slack=bench.scale.slack, note=note),
         failures(GOAL, "... others' refusals and errors", after.answers),

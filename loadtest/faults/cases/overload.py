@@ -153,7 +153,7 @@ async def neighbours(bench: Bench) -> list[Row]:
     times = after_s / before_s if after_s and before_s else None
     shed = sum(a.status == 429 for a in noisy)
     note = f"{1e3 * (before_s or 0):.0f} ms alone, {1e3 * (after_s or 0):.0f} ms beside"
-    case = f"tenant A at {SHARE} x B's: B's p99 TTFT in times of what it is alone"
+    case = f"tenant A at {SHARE} x B's: B's p99 TTFT relative to a run without A"
     return [
         row(27, case, SOLO_TIMES_MAX, times, slack=bench.scale.slack, note=note),
         failures(27, "... B's errors", beside),

@@ -92,7 +92,7 @@ def _judge_way(
     alone_s, beside_s = (percentile([a.first_s - a.began_s for a in some if a.ok], 99) for some in (alone, beside))
     times = beside_s / alone_s if alone_s and beside_s else None
     note = f"{1e3 * (alone_s or 0):.1f} ms alone, {1e3 * (beside_s or 0):.1f} ms beside; it got {became}"
-    case = f"one tenant of {TENANTS} hostile by {way}: others' p99 TTFT in times of what it is alone"
+    case = f"one tenant of {TENANTS} hostile by {way}: others' p99 TTFT relative to a run without it"
     memory = row(27, "... memory, MB more", round(MEMORY_MAX_MB, 1), grown_mb)
     breakers = log.count('"event":"breaker_open"') + log.count('"event":"replica_down"')
     found = [
@@ -118,7 +118,7 @@ async def oracle(bench: Bench) -> list[Row]:
     file = bench.folder / "oracle.yaml"
     file.write_text(victim.entry + attacker.entry)
     flags = ("--set", f"auth.keys_file={file}", "--set", "insights.history_policy=reject")
-    name = "append_only: guesses at another tenant's prompt whose answers depend on it"
+    name = "append_only: guesses at another tenant's prompt with answers that depend on it"
     secret = "".join(_ORACLE)
     guesses = ("gamma", "The", _ORACLE[0], secret[:-4], secret)
 

@@ -28,7 +28,7 @@ SHARE_MIN = 0.5  # smallest part of an equal share
 EVENTS = ("--kv-events", "--kv-events-port", "0", "--kv-replay-port", "0")
 PROBES = ("--set", "probe.interval_s=0.2")
 PREDICTED, GRADE, REPLICA = "x-warmroute-predicted-cached-tokens", "x-warmroute-grade", "x-warmroute-replica"
-FORETOLD = {"vllm-hybrid": CHECKS, "vllm-dcp": 0, "vllm-eagle": CHECKS, "sglang": 0}
+TAUGHT_BY = {"vllm-hybrid": CHECKS, "vllm-dcp": 0, "vllm-eagle": CHECKS, "sglang": 0}
 """Kind -> responses that teach the router the facts missing from its events, before predictions are judged."""
 PAGES = ("vllm-hybrid", "vllm-dcp", "vllm-0.15", "sglang-pp", "sglang-tp", "sglang-priority", "sglang-0.5.8")
 
@@ -75,18 +75,18 @@ async def replicas_of(run: Run) -> dict[str, dict[str, Any]]:
     return {each["id"]: each for each in json.loads(text)["replicas"]} if status == 200 else {}
 
 
-def foretold_by(kind: str) -> Callable[[Bench], Awaitable[list[Row]]]:
+def predicted_by(kind: str) -> Callable[[Bench], Awaitable[list[Row]]]:
     """Return the rows of predictions for one kind as a separate function."""
 
     async def rows(bench: Bench) -> list[Row]:
         bench.only_ours("its predictions")
-        return await _foretold(bench, kind, FORETOLD[kind])
+        return await _count_wrong_predictions(bench, kind, TAUGHT_BY[kind])
 
-    rows.__name__ = f"foretold for {kind}"
+    rows.__name__ = f"predictions of {kind}"
     return rows
 
 
-async def _foretold(bench: Bench, kind: str, taught_by: int) -> list[Row]:
+async def _count_wrong_predictions(bench: Bench, kind: str, taught_by: int) -> list[Row]:
     """Goal 28: prompts with common prefixes, one after the other, through a cache that holds a few."""
     asked, wrong, exact, hits = bench.scale.pick_count(60, 240), 0, 0, 0
     async with engines(bench, [kind], *EVENTS) as urls, bench.run_cluster(0, urls=urls) as run:
@@ -104,7 +104,7 @@ async def _foretold(bench: Bench, kind: str, taught_by: int) -> list[Row]:
                 wrong += answer.predicted != answer.cached
                 exact += answer.grade == "exact"
                 hits += answer.cached > 0
-    case = f"{kind}: of {asked} answers, one after the other, whose cached tokens were foretold wrong"
+    case = f"{kind}: of {asked} answers, one after the other, with wrongly predicted cached tokens"
     return [
         row(GOAL, case, 0, wrong, ok=wrong == 0 and hits > 0, note=f"{hits} of them found some"),
         row(GOAL, "... of them not exact", 0, asked - exact),
@@ -208,7 +208,7 @@ async def processes(bench: Bench) -> list[Row]:
             await asyncio.sleep(0.25)
             answer = await complete(run, "river " * 200)
             lost += answer.cached > 0 and not answer.predicted
-    return [row(GOAL, f"three processes behind one page: of {asked} hits, not foretold", 0, lost)]
+    return [row(GOAL, f"three processes behind one page: of {asked} hits, not predicted", 0, lost)]
 
 
 async def full_queue(bench: Bench) -> list[Row]:
@@ -241,4 +241,4 @@ def _says_when(answer: FaultAnswer) -> bool:
     return answer.ok
 
 
-ROWS = (*map(foretold_by, FORETOLD), pages, deferred, asleep, processes, full_queue)
+ROWS = (*map(predicted_by, TAUGHT_BY), pages, deferred, asleep, processes, full_queue)

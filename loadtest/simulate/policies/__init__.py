@@ -108,11 +108,11 @@ ROWS["random"] = RowSource(AtRandom, "a replica at random")
 ROWS["consistent_hash_unbounded"] = RowSource(HashUnbounded, "our ring, 160 points a replica, without a load bound")
 ROWS["sglang_cache_aware"] = RowSource(
     lambda: cache_aware.CacheAware("sglang_cache_aware", cache_aware.SGLANG),
-    "sglang-router 0.3.2, HTTP mode: threshold 0.3, imbalance 64 and 1.5, eviction 60 s, 67,108,864 characters each",
+    "sglang-router 0.3.2 in HTTP mode: threshold 0.3, imbalance 64 and 1.5, eviction 60 s, 67,108,864 characters each",
 )
 ROWS["vllm_cache_aware"] = RowSource(
     lambda: cache_aware.CacheAware("vllm_cache_aware", cache_aware.VLLM),
-    "vllm-router 0.1.17, with token ids: threshold 0.3, imbalance 64 and 1.5, eviction 120 s, 33,554,432 each",
+    "vllm-router 0.1.17 with token ids: threshold 0.3, imbalance 64 and 1.5, eviction 120 s, 33,554,432 each",
 )
 ROWS["vllm_cache_aware_no_tokens"] = RowSource(
     lambda: cache_aware.CacheAware("vllm_cache_aware_no_tokens", cache_aware.VLLM_WITHOUT_TOKENS),
@@ -120,15 +120,15 @@ ROWS["vllm_cache_aware_no_tokens"] = RowSource(
 )
 ROWS["smg_cache_aware"] = RowSource(
     lambda: cache_aware.ShepherdCacheAware("smg_cache_aware", cache_aware.SMG),
-    "SMG 1.13.0, HTTP mode: threshold 0.3, spill 64 and 1.5, eviction 60 s, 67,108,864 characters together",
+    "SMG 1.13.0 in HTTP mode: threshold 0.3, spill 64 and 1.5, eviction 60 s, 67,108,864 characters together",
 )
 ROWS["aibrix_prefix"] = RowSource(
     lambda: aibrix.PrefixCache("aibrix_prefix", aibrix.CODE),
-    "AIBrix 0.7 rc, as its code has it: imbalance 8, mean + 1 sigma, 200,000 blocks of 4 characters, 20 min",
+    "AIBrix 0.7 rc by its code: imbalance 8, mean + 1 sigma, 200,000 blocks of 4 characters, 20 min",
 )
 ROWS["aibrix_prefix_readme"] = RowSource(
     lambda: aibrix.PrefixCache("aibrix_prefix_readme", aibrix.README),
-    "AIBrix 0.7 rc, as its README has it: imbalance 16, mean + 2 sigma, 200,000 blocks of 128 characters, 20 min",
+    "AIBrix 0.7 rc by its README: imbalance 16, mean + 2 sigma, 200,000 blocks of 128 characters, 20 min",
 )
 ROWS["kubeai_chwbl"] = RowSource(
     PrefixHash, "KubeAI PrefixHash: XXH64 of 100 characters of the first user message, 256 points, 125 % of the mean"

@@ -112,6 +112,18 @@ def list_missed(judged: Sequence[Row]) -> list[str]:
     return [_line(row) for row in judged if row.ok is False]
 
 
+MISSED_HEADS = ("scenario", "load", "missed", "got", "allowed", "note")
+
+
+def lines_missed(judged: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return a row of the table for each claim that does not hold, under MISSED_HEADS."""
+    return [
+        (row.workload or "", row.load_name or "", row.goal or "", got_text(row), _allowed(row), row.note or "")
+        for row in judged
+        if row.ok is False
+    ]
+
+
 def compute_mean_interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval. For a single pair the interval is the value itself."""
     mean, freedom = fmean(differences), len(differences) - 1
@@ -303,6 +315,9 @@ def _claim(goal: str, cell: Cell, rival: str | None, expected: float | None, got
 
 def _line(row: Row) -> str:
     note = f" ({row.note})" if row.note else ""
+    return f"{row.workload}, {row.load_name}, {row.goal}: {got_text(row)}, {_allowed(row)} allowed{note}"
+
+
+def _allowed(row: Row) -> str:
     wanted = row.expected or 0.0
-    allowed = f"{wanted:.0f}" if row.goal in (*_COUNTED, *_IN_SECONDS) else f"{wanted:.2f}"
-    return f"{row.workload}, {row.load_name}, {row.goal}: {got_text(row)}, {allowed} allowed{note}"
+    return f"{wanted:.0f}" if row.goal in (*_COUNTED, *_IN_SECONDS) else f"{wanted:.2f}"

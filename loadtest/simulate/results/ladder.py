@@ -95,7 +95,7 @@ WARM_MOST_S, ROUND_ROBIN_LEAST_S, TOP_RPS = 1.0, 60.0, 60
 """Limits for the honest variant at its last stage."""
 WARM_GOAL = f"seconds of p90 TTFT with {WARM}, at most"
 ROUND_ROBIN_GOAL = "seconds of p90 TTFT with round_robin, at least"
-ORDER_GOAL = f"pairs whose published p90 TTFT is {CLEARLY:g} x apart, in that order, at least"
+ORDER_GOAL = f"pairs in the published order (p90 TTFT {CLEARLY:g} x apart), at least"
 
 
 RATES = tuple(rate for rate, _ in STAGES)
@@ -202,7 +202,9 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
         )
         if ratios:
             (least, where), (most, there) = ratios[0], ratios[-1]
-            lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published in {year}")
+            lines.append(
+                f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of the figures published in {year}"
+            )
     return lines
 
 

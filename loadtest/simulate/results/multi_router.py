@@ -186,19 +186,28 @@ def _cell(compared_: Compared | None) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each variant: the number of workloads within the limit, the mean differences, and the workloads
-    beyond the limit."""
+    """Return a line for each variant: the number of workloads within the limit, and the mean differences."""
     said, found = [], compare_variants(rows)
     for variant in TOGETHER:
-        cases = {key: each for key, all_ in found.items() for each in all_ if each.variant == variant}
-        missed = [
-            f"{workload} {load} ({', '.join(each.beyond)})" for (workload, load), each in cases.items() if each.beyond
-        ]
+        cases = [each for all_ in found.values() for each in all_ if each.variant == variant]
         if cases:
-            kept = f"{len(cases) - len(missed)} of {len(cases)} workloads within {100 * variant.limit:g} %"
-            kept += f", {_means(list(cases.values()))} in the geometric mean"
-            said.append(f"{variant.label} routers: {kept}{'; not ' if missed else ''}{', '.join(missed)}")
+            kept = sum(not each.beyond for each in cases)
+            text = f"{kept} of {len(cases)} workloads within {100 * variant.limit:g} %"
+            said.append(f"{variant.label} routers: {text}. Geometric means: {_means(cases)}")
     return said
+
+
+BEYOND_HEADS = ("workload", "load", *(variant.label for variant in TOGETHER))
+
+
+def lines_beyond(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the figures beyond the limit for each workload and load that has one, under BEYOND_HEADS."""
+    made = []
+    for (workload, load), all_ in compare_variants(rows).items():
+        by_label = {each.variant.label: ", ".join(each.beyond) for each in all_}
+        if any(by_label.values()):
+            made.append((workload, load, *(by_label.get(variant.label, "") for variant in TOGETHER)))
+    return made
 
 
 def _means(cases: Sequence[Compared]) -> str:
@@ -214,5 +223,9 @@ def print_several(console: Console, rows: Sequence[Row]) -> None:
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)
+    beyond = build_table(BEYOND_HEADS, (), "figures beyond the limit", left={"workload", "load"}, no_wrap=False)
+    for cells in lines_beyond(rows):
+        beyond.add_row(*cells)
+    console.print(beyond)
     for line in verdicts(rows):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -33,7 +33,7 @@ from router.core.placement.policies import POLICIES
 
 REQUESTS, LOADS, SEEDS = 800, ("below", "at"), (1, 2, 3, 4, 5)
 POINTS_MAX, SHARE_MIN = 3.0, 0.5
-FORETOLD, UNFOUND, SHARE = "hits foretold", "foretold and not found", "least share"
+PREDICTED, UNFOUND, SHARE = "predicted hits", "predicted but not found", "least share"
 BY_EVENTS = ", by events"
 
 
@@ -66,7 +66,7 @@ def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
                 for page in (True, False)
             )
             more = BY_EVENTS if events else ""
-            shown |= {FORETOLD + more: (right[0], own[0]), UNFOUND + more: (right[1], own[1])}
+            shown |= {PREDICTED + more: (right[0], own[0]), UNFOUND + more: (right[1], own[1])}
         among = (zoo.one_among(member, job.load, seed, job.requests) for seed in job.seeds)
         shown[SHARE] = SHARE_MIN, min(map(least_share, among))
     return [
@@ -90,17 +90,17 @@ def measure_predictions(scenarios: Iterable[Scenario]) -> tuple[float, float]:
     """Return two parts of all prompt tokens that engines found cached: the correctly predicted tokens, and the tokens
     that were predicted and not found."""
     runs = (Simulation(each.workload, each.setting, POLICIES["warm"]).run() for each in scenarios)
-    found = foretold = unfound = 0
+    found = predicted = unfound = 0
     for sent in chain.from_iterable(run.sent for run in runs):
         if sent.lease is None or sent.failure:
             continue
         said, cached = sent.lease.receipt.predicted_cached_tokens, sent.cached_tokens
         found += cached
-        foretold += min(said, cached)
+        predicted += min(said, cached)
         unfound += max(0, said - cached)
     if not found:
         raise ValueError("engines found no cached tokens, so there are no predictions to check")
-    return foretold / found, unfound / found
+    return predicted / found, unfound / found
 
 
 def least_share(scenario: Scenario) -> float:
@@ -111,7 +111,7 @@ def least_share(scenario: Scenario) -> float:
     return min(counts[name] for name in names) * len(names) / len(result.sent)
 
 
-PAIRS = (FORETOLD, UNFOUND, FORETOLD + BY_EVENTS, UNFOUND + BY_EVENTS)
+PAIRS = (PREDICTED, UNFOUND, PREDICTED + BY_EVENTS, UNFOUND + BY_EVENTS)
 HEADS = ("engine", "load", *(f"{case}, %" for case in PAIRS), f"{SHARE}, %", "verdict")
 
 

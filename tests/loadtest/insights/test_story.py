@@ -67,7 +67,7 @@ def test_a_small_run_finds_what_was_done(tmp_path: Path, capsys: pytest.CaptureF
     assert "/dashboard" in said
     document = json.loads(file.read_text())
     before, broken, mended = document["rows"]
-    assert [row["workload"] for row in document["rows"]] == ["before", "broken", "mended"]
+    assert [row["workload"] for row in document["rows"]] == ["before", "broken", "fixed"]
     assert broken["token_hit_rate"] < before["token_hit_rate"] / 2
     assert mended["token_hit_rate"] > 2 * broken["token_hit_rate"]
     assert before["genuine_hit_rate"] == before["token_hit_rate"], "no prompt was sent twice"
@@ -101,7 +101,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
     target.write_text("# x\n<!-- story:begin -->\n<!-- story:end -->\n")
     rows = [
         Row(workload=phase, replicas=4, load=24.0, errors=0, token_hit_rate=rate, ttft_p50_s=0.1, ttft_p90_s=0.2)
-        for phase, rate in (("before", 0.9), ("broken", 0.2), ("mended", 0.9))
+        for phase, rate in (("before", 0.9), ("broken", 0.2), ("fixed", 0.9))
     ]
     write_json(file, "story --mend", rows)
     for _ in range(2):

@@ -13,7 +13,7 @@ from loadtest.docgen.zoo import figures_block
 from loadtest.fake_engine.zoo.member import Label, Member
 from loadtest.fake_engine.zoo.members import HYBRID, MEMBERS
 from loadtest.simulate.command import main
-from loadtest.simulate.results.zoo import FORETOLD, HEADS, LOADS, SHARE, ZooJob, lines, rows_of_member
+from loadtest.simulate.results.zoo import HEADS, LOADS, PREDICTED, SHARE, ZooJob, lines, rows_of_member
 
 REQUESTS = 150
 
@@ -33,7 +33,7 @@ def test_what_a_page_says_otherwise_changes_nothing(name: str) -> None:
 def test_a_page_that_cannot_be_read_rightly_is_seen() -> None:
     """The same figures of pages without what tells: a hybrid's label alone, and deferred requests without a reason."""
     small = Label(HYBRID.block_tokens, HYBRID.blocks, HYBRID.tokens)
-    assert FORETOLD in missed(Member("hybrid", "", label=small, earlier=True))
+    assert PREDICTED in missed(Member("hybrid", "", label=small, earlier=True))
     assert SHARE in missed(replace(MEMBERS["vllm-deferred"], earlier=True))
 
 
