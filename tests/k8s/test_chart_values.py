@@ -391,10 +391,8 @@ def test_every_value_is_explained() -> None:
     explained = False
     for number, line in enumerate(lines):
         text = line.strip()
-        if not text:
-            explained = False
-        elif text.startswith("#"):
-            explained = True
+        if not text or text.startswith("#"):
+            explained = bool(text)
         elif text.endswith(":") and not line.startswith(" "):
             explained = True  # a section: its values follow
         else:
