@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -156,6 +157,8 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
     problems += _check_disagg(settings)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
+    if listen.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
+        problems.append("'listen.reuse_port': this system does not have SO_REUSEPORT")
     problems += origin_problems(listen.cors_origins)
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += _check_extproc(settings)

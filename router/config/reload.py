@@ -73,7 +73,7 @@ RESTART_REQUIRED = frozenset(
         "extproc.response_sample_ratio", "extproc.streams_max", "extproc.stream_s_max", "extproc.keepalive_s",
         "extproc.conformance",
         "listen.mode", "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
-        "listen.hub_timeout_s",
+        "listen.hub_timeout_s", "listen.reuse_port",
         "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",
         "auth.secret", "auth.secret_file", "auth.secret_before", "auth.secret_before_file", "auth.tenants_max",
         "routing.policy", "routing.index_bytes_max", "routing.default_cache_blocks", "routing.kv_tokens_max",

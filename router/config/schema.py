@@ -138,6 +138,10 @@ class ListenSettings:
     """Address of the main listener. Loopback by default, so that no client is served by accident."""
     port: Port = 8000
     """Port of the main listener; 0 takes a free one."""
+    reuse_port: bool = False
+    """If true, several routers of one user may listen on the main port (SO_REUSEPORT), and the kernel spreads
+    connections over them. Each needs an admin port of its own. Off by default: a second router that was started by
+    mistake then ends with an error."""
     admin_host: str = "127.0.0.1"
     """Address of the admin listener: metrics, replicas, decisions. Any address except loopback needs `admin.token`."""
     admin_port: Port = 8001

@@ -91,10 +91,14 @@ class Acceptor:
         self.sockets[0].close()
 
 
-async def bound(loop: asyncio.AbstractEventLoop, host: str, port: int, backlog: int) -> socket.socket:
-    """Return a listening socket. Raises OSError."""
+async def bound(
+    loop: asyncio.AbstractEventLoop, host: str, port: int, backlog: int, *, reuse_port: bool = False
+) -> socket.socket:
+    """Return a listening socket. With `reuse_port`, other processes with this option may listen on the same port.
+    Raises OSError."""
     found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))[0]
-    return socket.create_server((str(found[4][0]), int(found[4][1])), family=found[0], backlog=backlog)
+    address = (str(found[4][0]), int(found[4][1]))
+    return socket.create_server(address, family=found[0], backlog=backlog, reuse_port=reuse_port)
 
 
 def url_of(host: str, port: int, *, tls: bool = False) -> str:

@@ -84,11 +84,16 @@ class Server:
         self._shaking: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Handle | None = None
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Bind and listen. Return address and port. Raises OSError."""
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+        """Bind and listen. With `reuse_port`, other processes with this option may listen on the same port. Return
+        address and port. Raises OSError."""
         if self.tls is not None:
-            return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
-        return self._begin(await self.loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG))
+            return await self._accept_on(await bound(self.loop, host, port, BACKLOG, reuse_port=reuse_port))
+        return self._begin(
+            await self.loop.create_server(
+                lambda: ClientConnection(self), host, port, backlog=BACKLOG, reuse_port=reuse_port or None
+            )
+        )
 
     async def adopt_socket(self, listening: socket.socket) -> tuple[str, int]:
         """Accept on a socket that already listens; other processes may accept on it, too."""

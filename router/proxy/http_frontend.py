@@ -260,7 +260,7 @@ class HttpFrontend:
             bound = await (
                 self._server.adopt_socket(self._socket)
                 if self._socket is not None
-                else self._server.listen(s.listen.host, s.listen.port)
+                else self._server.listen(s.listen.host, s.listen.port, reuse_port=s.listen.reuse_port)
             )
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
