@@ -29,7 +29,7 @@ NAMED := $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(AR
 test: $(VENV)/.dev  ## run the suite without long tests; ARGS=router/core/placement tests that package in full, ARGS=tests all
 	$(if $(NAMED),,EXAMPLES_PART=0.2) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(or $(NAMED),-m 'not long')
 
-COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/proxy tests/engines tests/extproc tests/http tests/control tests/prewarm tests/ingress tests/telemetry tests/tokenization tests/multiprocess
+COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/proxy tests/engines tests/extproc tests/http tests/control tests/prewarm tests/ingress tests/telemetry tests/tokenization
 
 test-compiled: .compiled/.made  ## run the core's tests and those over HTTP with the native code of the image
 	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)

@@ -1,9 +1,8 @@
 """Interface between frontends and the control plane: frontends call `PlacementService`, and the hub calls `Frontends`.
 
 An edge (listener, proxy, relay: proxy/) reads requests and relays bytes. The hub (index, probes, events, metrics:
-control/) holds the knowledge and decides. In one process the edge calls the hub's Router through
-`LocalPlacementService`, at the cost of a function call. With several workers each is an edge, and all use one hub over
-a local socket (multiprocess/). So N workers decide as one.
+control/) holds the knowledge and decides. The edge calls the hub's Router through `LocalPlacementService`, at the cost
+of a function call. Tests of the edge place by services of their own.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class PlacementService(Protocol):
 
 
 class Frontends(Protocol):
-    """Operations of the frontends for the hub: those of this process, or all workers."""
+    """Operations of the frontends of this process for the hub."""
 
     @property
     def in_flight(self) -> int:
@@ -179,9 +178,8 @@ class Frontends(Protocol):
     def counters(self) -> Mapping[str, int]:
         """Return totals counted outside the hub, under the names of telemetry/process_totals.py."""
 
-    def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Return templates that are new or changed since the last call, by the source that saw them; "" is this
-        process."""
+    def templates(self) -> Iterable[Template]:
+        """Return templates that are new or changed since the last call."""
 
     def on_replica_unreachable(self, replica: str) -> None:
         """Notify of a refused connection: the replica's port is closed."""
@@ -210,9 +208,9 @@ class NullFrontends:
         """Return no totals."""
         return {}
 
-    def templates(self) -> Mapping[str, Iterable[Template]]:
+    def templates(self) -> Iterable[Template]:
         """Return no templates."""
-        return {}
+        return ()
 
     def on_replica_unreachable(self, replica: str) -> None:
         """Ignore the notification."""

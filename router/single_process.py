@@ -16,7 +16,6 @@ from router.core.types.misses import Template
 from router.eventloop import close_on_error
 from router.http.body_budget import BodyBudget
 from router.ingress.context import IngressContext
-from router.placement_api import Frontends
 from router.proxy.http_frontend import HttpFrontend
 from router.telemetry import logs
 
@@ -41,11 +40,11 @@ class RouterServer:
         settings = self._settings
         async with close_on_error(self._stack):
             await self._stack.enter_async_context(self.hub)
-            self._desk = IngressContext(settings, self.hub.placer, shared_prompts=self.hub.prompts)
+            self._desk = IngressContext(settings, self.hub.placer, self.hub.prompts)
             await self._stack.enter_async_context(self._desk)
             bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
             if settings.listen.mode != "extproc":
-                self.edge = HttpFrontend(settings, self.hub.placer, desk=self._desk, bodies=bodies)
+                self.edge = HttpFrontend(settings, self.hub.placer, self._desk, bodies)
                 self._faces.append(self.edge)
             if settings.listen.mode != "proxy":
                 from router.extproc.frontend import ExtProcFrontend
@@ -101,7 +100,7 @@ class FrontendGroup:
 
     def __init__(self, desk: IngressContext, faces: list[HttpFrontend | ExtProcFrontend]) -> None:
         self._desk = desk
-        self._faces: list[Frontends] = list(faces)
+        self._faces = faces
 
     @property
     def in_flight(self) -> int:
@@ -115,7 +114,7 @@ class FrontendGroup:
             figures.update(face.counters())
         return figures
 
-    def templates(self) -> Mapping[str, Iterable[Template]]:
+    def templates(self) -> Iterable[Template]:
         """Return templates that this process saw, new or changed since the last call."""
         return self._desk.templates()
 

@@ -1036,17 +1036,8 @@ ROUTER = Board(
             [
                 Panel(
                     "CPU",
-                    "Cores used by each router, including workers. If it is near one core per process, add workers or"
-                    " routers.",
-                    [
-                        (
-                            (
-                                f"sum by (instance) (rate(process_cpu_seconds_total{{{OF}}}{R})"
-                                f" + on (instance, job) rate(warmroute_worker_cpu_seconds_total{{{OF}}}{R}))"
-                            ),
-                            POD,
-                        )
-                    ],
+                    "Cores used by each router. If it is near one core, add routers.",
+                    [(rate("process_cpu_seconds_total", "instance"), POD)],
                 ),
                 Panel(
                     "Memory",
@@ -1132,12 +1123,10 @@ ROUTER = Board(
                 ),
                 Panel(
                     "Bugs and losses",
-                    "Dropped log lines, placements on replicas that may not be healthy, and placements by workers"
-                    " without the control plane (hub).",
+                    "Dropped log lines, and placements on replicas that may not be healthy.",
                     [
                         (rate("warmroute_log_lines_dropped_total"), "log lines dropped"),
                         (rate("warmroute_panic_mode_placements_total"), "panic placements"),
-                        (rate("warmroute_worker_hub_lost_placements_total"), "hub lost"),
                     ],
                 ),
             ],

@@ -319,14 +319,6 @@ ALERTS = (
         "{{ $labels.instance }} has no other replica left for a model.",
     ),
     Alert(
-        "WarmrouteHubLost",
-        "increase(warmroute_worker_hub_lost_placements_total[10m]) > 0",
-        "5m", TICKET,
-        "Workers of a router place requests without the control plane",
-        "{{ $labels.instance }}: the hub process has ended or hangs. Until it is back, requests are placed by"
-        " consistent hashing.",
-    ),
-    Alert(
         "WarmrouteAlone",
         "warmroute_peering_connected == 0",
         "2m", TICKET,

@@ -128,22 +128,21 @@ class Rival:
         return words
 
 
-def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
+def ours(flags: Sequence[str] = ()) -> Rival:
     """Return warmroute with its defaults: policy `warm`, with metrics and the log line."""
-    extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
     serve = ("serve", "--set", "listen.lame_duck_s=0", "--host", "127.0.0.1", "--port", "{port}")
     ports = ("--admin-port", "{metrics_port}", "{replicas}")
-    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *ports, *extra))
+    return Rival(OURS, (*interpreter(), "-m", "router", *serve, *ports, *flags))
 
 
-def pure(workers: int | None = None, flags: Sequence[str] = ()) -> dict[str, Rival]:
+def pure(flags: Sequence[str] = ()) -> dict[str, Rival]:
     """Return the same router without native code, by name.
 
     Empty if `ours` has no native code, or if the native code is installed and so cannot be left out.
     """
     if not is_compiled() or build().native:
         return {}
-    native = ours(workers, flags)
+    native = ours(flags)
     return {PURE: Rival(PURE, (sys.executable, *native.command[len(interpreter()) :]))}
 
 

@@ -58,7 +58,6 @@ class Sizes:
     streams: tuple[int, ...] = STREAM_NUMBERS
     window_s: float = WINDOW_S
     rate_per_s: float = RATE_PER_S
-    workers: int = 1
     index_bytes_max: int = Settings().routing.index_bytes_max
     flags: tuple[str, ...] = ()
 
@@ -251,7 +250,7 @@ async def _measure_fleet_size(
         told(len(rows))
 
     limit = ("--set", f"routing.index_bytes_max={sizes.index_bytes_max}")
-    router = rivals.ours(sizes.workers, (*limit, *sizes.flags))
+    router = rivals.ours((*limit, *sizes.flags))
     async with running.run_router(router) as (address, process):
         subject = RouterUnderTest(sizes, replicas, address, process)
         found(await subject.idle())
@@ -296,7 +295,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="events per second of a stream (30)",
     )
-    add("--workers", type=flags.integer(1), default=1, metavar="N", help="--workers of `warmroute serve` (1)")
     add(
         "--index-bytes-max",
         type=flags.integer(1),
@@ -319,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: 1 if requests failed, 2 if something could not be measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
-    more = (options.workers, options.index_bytes_max, tuple(options.flag))
+    more = (options.index_bytes_max, tuple(options.flag))
     sizes = Sizes(options.replicas, options.streams, options.seconds, options.rate, *more)
     try:
         rows = uvloop.run(measure(sizes, Console(stderr=True)))

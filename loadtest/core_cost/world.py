@@ -217,7 +217,7 @@ class PricedRouter:
             raise CostError("the prompt was placed by estimate: no tokens")
         self.now_s += 1.0
         begun_s = self._begin()
-        lease = self.placer.ask(wanted, frozenset(), ignore)
+        lease = self.placer.admission.admit(wanted, frozenset(), ignore)
         place_s = self._end(begun_s)
         if not isinstance(lease, Lease):
             raise CostError("an idle fleet is reported as full")

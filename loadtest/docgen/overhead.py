@@ -11,7 +11,6 @@ from loadtest.proxy_cost.failover import TEXT as OF_CONTINUING
 from loadtest.proxy_cost.observatory import TEXT as OF_OBSERVATORY
 from loadtest.proxy_cost.report import CASES, EXTRAS, HEADS, PICKER, SHARING, cells, select_measured
 from loadtest.proxy_cost.sharing import TEXT as OF_SHARING
-from loadtest.proxy_cost.workers import TEXT as OF_WORKERS
 
 COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
 OF_SHARED = "python -m loadtest overhead --routers warmroute --cases sharing --json shared.json"
@@ -38,7 +37,7 @@ def overhead_block(document: dict[str, Any]) -> str:
             table(HEADS, [cells(figures, row) for row in figures]),
             "",
             *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
-            *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_CONTINUING | OF_OBSERVATORY).items()),
+            *(f"- {name}: {text}." for name, text in (OF_CONTINUING | OF_OBSERVATORY).items()),
             *(f"- {name}: {text}." for name, text in OF_SHARING.items() if name in there),
             "",
             table(GOAL_HEADS, [_goal(row) for row in rows if row.goal is not None]),

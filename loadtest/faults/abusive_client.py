@@ -133,7 +133,7 @@ def repeat_item(field: str, item: dict[str, Any], number: int) -> bytes:
 
 def tool(properties: int) -> dict[str, Any]:
     """Return a tool with `properties` properties in its schema."""
-    schema = {f"p{i}": {"type": "string", "description": "what it is for"} for i in range(properties)}
+    schema = {f"p{i}": {"type": "string", "description": "text of a field"} for i in range(properties)}
     return {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": schema}}}
 
 

@@ -34,7 +34,7 @@ from loadtest.common import envoy, rivals, stores
 from loadtest.common.processes import READY, Process, ProcessError, free_port, run_process, wait_until_ready
 from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
-from loadtest.proxy_cost import answers, bodies, extremes, failover, load, observatory, picker, sharing, workers
+from loadtest.proxy_cost import answers, bodies, extremes, failover, load, observatory, picker, sharing
 from loadtest.proxy_cost.options import parser
 from loadtest.proxy_cost.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
@@ -83,11 +83,10 @@ class OverheadBench:
     def steps(self) -> int:
         """The total number of measured cases."""
         plan, extras = self._plan, self._extras
-        of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
         of_sharing = sharing.steps(plan.rounds) - 1 if "sharing" in extras else 0
         of_continuing = failover.steps(plan.rounds) - 1 if "continuing" in extras else 0
-        extra = len(extras) + of_workers + of_observatory + of_sharing + of_continuing
+        extra = len(extras) + of_observatory + of_sharing + of_continuing
         return plan.rounds * len(plan.routers) * len(self._cases) + extra
 
     @property
@@ -126,10 +125,6 @@ class OverheadBench:
     async def _extra(self, name: str, told: Callable[[], None]) -> list[Row]:
         """Run one measurement of warmroute alone."""
         plan = self._plan
-        if name == "workers":
-            return await workers.rows(
-                self._measure_streams, self._measure_replay, plan.rounds, plan.slack, told, again=plan.again
-            )
         if name == "continuing":
             return await failover.rows(self._run_observed, plan.rounds, plan.slack, told)
         if name == "observatory":
@@ -171,19 +166,11 @@ class OverheadBench:
     def _run_sharing_router(self, router: rivals.Rival) -> AbstractAsyncContextManager[tuple[load.Address, Process]]:
         return self.run_router(replace(router, command=(*router.command, *self._plan.flags)))
 
-    async def _measure_streams(self, number: int) -> load.CpuSample:
-        """Measure streams through warmroute with `number` workers."""
-        async with self.run_router(rivals.ours(number, self._plan.flags)) as (address, process):
-            return await self.measure(CASES[workers.CASE], [address], process)
-
     @asynccontextmanager
     async def _run_observed(self, flags: Sequence[str]) -> AsyncIterator[observatory.Measure]:
         """Measure cases at a warmroute with these flags."""
-        async with self.run_router(rivals.ours(None, (*self._plan.flags, *flags))) as (address, process):
+        async with self.run_router(rivals.ours((*self._plan.flags, *flags))) as (address, process):
             yield lambda case: self.measure(CASES[case], [address], process)
-
-    async def _measure_replay(self, number: int) -> Row:
-        return await workers.measure_replay(number, self._plan.flags)
 
     async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
         """Measure these cases at one router in one round; a rival that does not start is omitted in later rounds."""
@@ -339,8 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    there = {rivals.OURS: rivals.ours(options.workers, options.flag), **rivals.find_installed(options.rivals)}
-    there |= rivals.pure(options.workers, options.flag)
+    there = {rivals.OURS: rivals.ours(options.flag), **rivals.find_installed(options.rivals)}
+    there |= rivals.pure(options.flag)
     there |= {router.name: router for router in map(rivals.custom, options.router)}
     names = options.routers.split(",") if options.routers else list(there)
     if unknown := [name for name in names if name not in there]:

@@ -26,7 +26,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=flags.positive(1_000), default=2.0, metavar="S", help=text)
     text = "events per second of a stream (30)"
     add("--rate", type=flags.positive(1_000), default=RATE_PER_S, metavar="N", help=text)
-    add("--workers", type=flags.integer(1, 100), metavar="N", help="--workers of `warmroute serve`")
     text = "additional argument of `warmroute serve`; repeat for each"
     add("--flag", action="append", default=[], metavar="WORD", help=text)
     text = "environment of other routers (.venv-rivals)"

@@ -49,7 +49,6 @@ SHARING = ("sharing_2", "sharing_4", "sharing_failing")
 EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
-    "workers": ("workers_chunk", "workers_hits"),
     "continuing": ("continued_chunk",),
     "observatory": ("observatory_short", "observatory_mid", "observatory_long"),
     "sharing": SHARING,

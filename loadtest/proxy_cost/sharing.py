@@ -132,7 +132,7 @@ async def _routers(
     """Run `number` routers, which share through the store at `url`."""
     flags = () if url is None else ("--set", f"peering.redis_url={url}")
     async with AsyncExitStack() as stack:
-        routers = [await stack.enter_async_context(running(rivals.ours(None, flags))) for _ in range(number)]
+        routers = [await stack.enter_async_context(running(rivals.ours(flags))) for _ in range(number)]
         yield [address for address, _ in routers], [process.pid for _, process in routers]
 
 

@@ -93,7 +93,7 @@ REPEATED = (
         "tests/core/placement/test_split_model.py",
     ),
     *("tests/http/test_client_timeouts.py", "tests/proxy/test_isolation.py", "tests/proxy/test_leakage.py"),
-    *("tests/multiprocess/test_rollout.py", "tests/core/insights/test_corpus.py"),
+    *("tests/cli/test_rollout.py", "tests/core/insights/test_corpus.py"),
 )
 
 DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))

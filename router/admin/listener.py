@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -54,10 +53,10 @@ class AdminListener:
         self._host = host
         self.server = Server(self.handle, self.refuse, limits, admit=self.admit)
 
-    async def listen(self, port: int, sock: socket.socket | None = None) -> str:
-        """Serve on a bound socket, or on this port. Returns the URL. Raises OSError."""
+    async def listen(self, port: int) -> str:
+        """Serve on this port. Returns the URL. Raises OSError."""
         try:
-            bound = await (self.server.adopt_socket(sock) if sock is not None else self.server.listen(self._host, port))
+            bound = await self.server.listen(self._host, port)
         except OSError as error:
             raise cannot_listen(error, self._host, port, admin=True) from error
         return url_of(*bound)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -90,19 +90,18 @@ class InsightsService:
         )
         self.observe = self.ledger.observe  # bound directly: one call less per request
 
-    def register_templates(self, templates: Iterable[Template], source: str = "") -> None:
+    def register_templates(self, templates: Iterable[Template]) -> None:
         """Add templates that a data plane has seen. Their labels are text of prompts, and dropped without
         `excerpts`."""
         if not self._excerpts:
             templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
-        self.ledger.know(templates, source)
+        self.ledger.know(templates)
 
-    async def watch(self, templates: Callable[[], Mapping[str, Iterable[Template]]]) -> None:
+    async def watch(self, templates: Callable[[], Iterable[Template]]) -> None:
         """Poll the data planes for templates (`placement_api.Frontends.templates`) until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
-            for source, changed in templates().items():
-                self.register_templates(changed, source)
+            self.register_templates(templates())
 
     def hottest(self, count: int) -> list[Template]:
         """Return the most used templates that have a request which can be sent."""

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from router.config.suggestions import nearest
+from router.config.suggestions import nearest, removed
+from router.former_names import REMOVED
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -41,8 +42,12 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _suggest_flag(self, flag: str) -> str:
-        """Return a hint: the setting that is spelled as this flag, or else the nearest flag, or else ""."""
+        """Return a hint: the setting that is spelled as this flag, the replacement of a removed setting with this name,
+        or else the nearest flag, or else ""."""
         key = _words(flag)
+        gone = [setting for setting in REMOVED if key and _words(setting)[-len(key) :] == key]
+        if gone:
+            return f"; {removed(gone[0])}"
         same = [setting for setting in self.settings if _words(setting) == key]
         if same:
             return f"; it is a setting: --set {same[0]}=VALUE"

@@ -26,7 +26,7 @@ from router.config.files import read_at_most
 from router.config.former_settings import FormerNames, rename_keys, rename_value
 from router.config.origins import origin_problems
 from router.config.schema import SECRETS, DiscoverySettings, InsightsSettings, Settings, SettingsError, field_keys
-from router.config.suggestions import describe_mismatch, nearest
+from router.config.suggestions import describe_mismatch, nearest, unknown_setting
 from router.config.tls import listener_problems, replica_problems
 from router.config.url_maps import (
     base_urls,
@@ -74,7 +74,7 @@ def load(
         if key in keys:
             flat[key] = value
         else:
-            problems.append(f"unknown setting '{key}'{nearest(key, keys)}")
+            problems.append(unknown_setting(key, keys))
     values = {}
     for key, raw in flat.items():
         raw = rename_value(key, raw, SETTING_VALUES.get(key, {}), used)
@@ -280,9 +280,6 @@ def _check_extproc(settings: Settings) -> list[str]:
         return problems
     if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health")):
         problems.append(f"'listen.mode': {settings.listen.mode} needs gRPC: pip install '.[gateway]'")
-    if settings.listen.workers > 1:
-        what = "the picker has one process; to use more cores, run several routers behind the gateway"
-        problems.append(f"'listen.workers': must be 1 with 'listen.mode' {settings.listen.mode}: {what}")
     for url in settings.replicas:
         host = (urlsplit(url).hostname or "") if "://" in url else ""
         if not is_address(host):

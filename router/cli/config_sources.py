@@ -9,8 +9,8 @@ from typing import Any
 
 from router.config.files import NotYaml, read_at_most, yaml_of
 from router.config.former_settings import rename_keys
-from router.config.suggestions import nearest, quote_value
-from router.former_names import SETTINGS
+from router.config.suggestions import nearest, quote_value, removed, unknown_setting
+from router.former_names import REMOVED, SETTINGS
 
 FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has about 40 KiB
 UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest valid one, which takes about 40 ms
@@ -61,7 +61,7 @@ def flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str], 
     flat = rename_keys(flat, SETTINGS, problems, used)
     unknown = sorted(flat.keys() - keys.keys())
     for key in unknown[:UNKNOWN_MAX]:
-        problems.append(f"unknown setting '{key[:200]}'{nearest(key, [*keys, *sections])}")
+        problems.append(unknown_setting(key, [*keys, *sections]))
     if len(unknown) > UNKNOWN_MAX:
         problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown settings")
     return {key: value for key, value in flat.items() if key in keys}
@@ -74,6 +74,7 @@ def from_env(
     variables."""
     names = {_variable(key): key for key in keys}
     former = {_variable(key): _variable(name) for key, name in SETTINGS.items()}
+    gone = {_variable(key): key for key in REMOVED}
     env = rename_keys(env, former, problems, used)
     unknown = [
         name
@@ -81,7 +82,8 @@ def from_env(
         if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name)
     ]
     for name in unknown[:UNKNOWN_MAX]:
-        problems.append(f"unknown environment variable '{name}'{nearest(name, names, prefix=ENV_PREFIX)}")
+        hint = f": {removed(gone[name])}" if name in gone else nearest(name, names, prefix=ENV_PREFIX)
+        problems.append(f"unknown environment variable '{name}'{hint}")
     if len(unknown) > UNKNOWN_MAX:
         problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown environment variables")
     return {names[name]: value for name, value in env.items() if name in names}

@@ -82,13 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read()
     except SettingsError as error:
         return _complain(error)
-    several = settings.listen.workers > 1
-    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=several)
+    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
     former.log()
-    if several:
-        from router.multiprocess import supervisor
-
-        return supervisor.run(settings, read, options.config)
     install(read.files)
     from router.eventloop import run
 
@@ -147,7 +142,6 @@ def _parser() -> CommandParser:
     serve.add_argument(
         "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
     )
-    serve.add_argument("--workers", metavar="N", help="processes that serve clients (1)")
     check = commands.add_parser(
         "check-config",
         help="check a settings file and the environment",
@@ -282,7 +276,6 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "listen.host": options.host,
         "listen.port": options.port,
         "listen.admin_port": options.admin_port,
-        "listen.workers": options.workers,
         "routing.policy": options.policy,
         "tokens.sources": options.tokenizer,
     }

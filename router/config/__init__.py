@@ -6,7 +6,7 @@ former_settings   former names of settings
 api_keys          API keys and tenants
 secrets           secrets, in settings or files
 tls               TLS contexts
-file_contents     contents of the files that settings name, as the supervisor passes them to its children
+file_contents     contents of the files that settings name, as they were checked
 fd_limits         limit of open files of the process, and the part of it for clients
 allowed_networks  permitted addresses of replicas that are added at run time
 url_maps          settings that are pairs written as one string

@@ -1,10 +1,8 @@
 """Contents of the files that settings name: keys, tokens, certificates.
 
 They are read once, while the settings are checked and off the event loop, and the contents are noted. A file may be on
-a volume that hangs, or be a pipe, which gives its content only once. With one process, that process uses the contents
-it noted. With several, the supervisor passes them to its children with the settings (multiprocess/commands.py). The
-router serves with the contents that were checked and accepted, even if the files have changed since, and a restarted
-child has the same contents as all others.
+a volume that hangs, or be a pipe, which gives its content only once. The router serves with the contents that were
+checked and accepted, even if the files have changed since.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ Positive = Annotated[int, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 HistoryBytes = Annotated[int, Meta(ge=16 << 20)]
 Days = Annotated[int, Meta(ge=1, le=366)]
-Workers = Annotated[int, Meta(ge=1, le=64)]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 WebAddress = Annotated[str, Meta(pattern=r"^(https?://\S+)?$")]
@@ -153,11 +152,6 @@ class ListenSettings:
     pages, without cookies. Empty: engines decide, unless the router requires keys or sends its own key to engines."""
     keepalive_s: Seconds = 75.0
     """Seconds for which an idle client connection is kept. As nginx."""
-    workers: Workers = 1
-    """Number of processes that serve clients. One handles about ten thousand short requests a second. With more, one
-    further process places the requests of all, so that their decisions are consistent."""
-    hub_timeout_s: Seconds = 0.25
-    """Seconds that placing for a worker may take; then the worker places that request itself, by the ring."""
     lame_duck_s: NotNegative = 5.0
     """Seconds for which the listener stays open after SIGTERM while `/readyz` returns 503: load balancers need that
     time to choose other routers. Ctrl-C (SIGINT) does not wait."""
@@ -603,8 +597,8 @@ class SnapshotSettings:
     learned values. It consists of hashes and numbers, never of a prompt, an answer or a key of a client."""
 
     path: str = ""
-    """File in which the router saves its state, and from which it restores it; empty: none. One router uses it, for all
-    of its workers. It is replaced atomically, and only the router's user can read it."""
+    """File in which the router saves its state, and from which it restores it; empty: none. Only one
+    router uses it. It is replaced atomically, and only the router's user can read it."""
     interval_s: Seconds = 30.0
     """Seconds between two writes of the state file; it is also written at an orderly end."""
     bytes_max: Positive = 256 << 20
@@ -684,7 +678,7 @@ class LimitSettings:
     total_body_bytes_max: Positive = 1 << 30
     """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. A tenant,
     or without keys an address, may hold four times the bytes that are left free; beyond that its bodies are not read
-    any further. Workers have a part each."""
+    any further."""
     body_budget_timeout_s: Seconds = 10.0
     """Seconds for which a body may wait for space within `limits.total_body_bytes_max`; then 503."""
     buffered_response_bytes_max: Count = 1 << 20

@@ -9,6 +9,8 @@ from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from router.former_names import REMOVED
+
 SIMILAR_MIN = 0.6  # least similarity of a name that is suggested: below it a suggestion is a guess, and misleads
 NAME_CHARS_MAX = 200  # characters of a name that are compared, because the time grows with their square
 _WORDS = re.compile(r"[^a-z0-9]+")
@@ -26,6 +28,16 @@ def nearest(given: str, known: Iterable[str], *, prefix: str = "") -> str:
     if best is None or best[1] < SIMILAR_MIN:
         return ""
     return f"; the nearest is '{best[-1]}'"
+
+
+def unknown_setting(key: str, known: Iterable[str]) -> str:
+    """Describe a key that no setting has: with the replacement of a removed setting, or else the nearest known key."""
+    return removed(key) or f"unknown setting '{key[:NAME_CHARS_MAX]}'{nearest(key, known)}"
+
+
+def removed(key: str) -> str:
+    """Describe a removed setting with its replacement; "" for any other key."""
+    return f"{key} was removed: {REMOVED[key]}" if key in REMOVED else ""
 
 
 def _similarity(given: str, name: str) -> tuple[bool, float, float]:

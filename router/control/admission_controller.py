@@ -19,7 +19,7 @@ from router.control.response_owners import ResponseOwners
 from router.core.admission.concurrency_windows import AdmissionLimits, ConcurrencyLimiter
 from router.core.admission.hold_back import DeferredQueue
 from router.core.admission.queue import Pool, Ticket
-from router.core.admission.rate_limits import RateLevels, Rates, TenantRateLimits
+from router.core.admission.rate_limits import Rates, TenantRateLimits
 from router.core.admission.wait_credit import WaitCredit
 from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
@@ -79,19 +79,6 @@ class AdmissionController:
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
         """Replace the rates of all tenants, by tenant name."""
         self.quotas.configure(tenants)
-
-    def rate_levels(self, *, changed: bool) -> dict[str, RateLevels]:
-        """Return the remaining rate of each tenant that spent any. With `changed`, only of tenants that spent since the
-        last call."""
-        return self.quotas.levels(self._clock(), changed=changed)
-
-    def debit_remote(self, tenant: str, requests: float, tokens: float) -> None:
-        """Debit a tenant for requests that a worker placed without a request to the hub."""
-        self.quotas.debit(tenant, requests, tokens, self._clock())
-
-    def count_shed(self, code: str, priority: Priority) -> None:
-        """Count a request that a worker shed before it read the request's model."""
-        self._shed(code, priority, "")
 
     def held_back(self) -> int:
         """Return the number of waiting requests that are deferred."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -49,8 +48,7 @@ class ControlPlane:
     """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with Hub(settings) as
     hub`."""
 
-    def __init__(self, settings: Settings, *, admin_socket: socket.socket | None = None) -> None:
-        """With `admin_socket` None, a socket is bound to the address in the settings."""
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings  # the settings in force
         self.edges: Frontends = NullFrontends()
         self.link: PeerSync | None = None  # None: no store is configured
@@ -58,7 +56,6 @@ class ControlPlane:
         self.prompts: PromptEncoder | None = None  # None if events are off
         self.tls = tls.for_replicas(settings.upstream)
         self.admin_url = ""
-        self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
         self._draining = False
         self._looked = False  # the replicas of the first list were probed
@@ -132,7 +129,7 @@ class ControlPlane:
         wiring.warn_if_unauthenticated(s)
         if self.observatory is not None:
             self._task(self.observatory.watch(lambda: self.edges.templates()))
-        self._task(self.totals.own_stalls.watch())
+        self._task(self.totals.stalls.watch())
         self._task(self.history.watch())
         if s.metrics.otlp_endpoint:
             push = MetricsPush(self.metrics.families, s.metrics, service_name=s.tracing.service_name)
@@ -173,7 +170,7 @@ class ControlPlane:
             routes += self.observatory.routes()
         self.admin = wiring.admin_of(self, routes)
         self._stack.push_async_callback(self.admin.close)
-        self.admin_url = await self.admin.listen(self.settings.listen.admin_port, self._admin_socket)
+        self.admin_url = await self.admin.listen(self.settings.listen.admin_port)
 
     def _share(self) -> None:
         """Open the link to other routers, if a store is named."""

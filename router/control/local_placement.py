@@ -74,7 +74,6 @@ class LocalPlacementService:
         self._look, self._reread = look, reread
         self.cache_identity = router.models.names.cache_identity
         self.first_token = self.admission.first_token
-        self.ask = self.admission.admit
         self.reserve_rate = self.admission.charge
         self.finish = self.admission.finish
         self._made, self._told_within_s = made, told_within_s
@@ -118,9 +117,9 @@ class LocalPlacementService:
         """Return a lease on a replica that is not excluded, after a wait for a place if necessary. A cancelled call
         leaves no trace. Raises NoReplicaReady, Shed and UnknownResponse."""
         if wanted.response_id is not None and not self.owners.knows(wanted.response_id):
-            await self.wait_for_response_owner(wanted.response_id)
-        if wanted.tokens is not None and self.events_pending(wanted) and not exclude:
-            await self.wait_for_events(wanted)
+            await self._wait_for_response_owner(wanted.response_id)
+        if wanted.tokens is not None and self._events_pending(wanted) and not exclude:
+            await self._wait_for_events(wanted)
         ticket = self.admission.admit(wanted, exclude, lambda answer: self._on_admission_result(future, answer))
         if not isinstance(ticket, Ticket):
             return ticket
@@ -139,7 +138,7 @@ class LocalPlacementService:
         self.owners.learn(response_id, replica, tenant)
         self._made(response_id, replica, tenant)
 
-    async def wait_for_response_owner(self, response_id: str) -> None:
+    async def _wait_for_response_owner(self, response_id: str) -> None:
         """Wait for another router's report of a response that is unknown here: its client may be faster than the
         report. Without a report, the request could not be answered anyway."""
         until_s = self._clock() + self._told_within_s()
@@ -160,14 +159,14 @@ class LocalPlacementService:
         else:
             future.set_result(answer)
 
-    async def wait_for_events(self, wanted: PlacementRequest) -> None:
+    async def _wait_for_events(self, wanted: PlacementRequest) -> None:
         """Wait for events that concern the prompt, for at most `event_wait_s`. A response may arrive before the event
         of its last block, and the next request follows it at once."""
         until_s = self._clock() + self._event_wait_s
-        while self.events_pending(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
+        while self._events_pending(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    def events_pending(self, wanted: PlacementRequest) -> bool:
+    def _events_pending(self, wanted: PlacementRequest) -> bool:
         """True if events that concern this prompt are known to be on their way."""
         return wanted.tokens is not None and self._router.knowledge.has_pending_events(wanted.tokens, self._clock())
 

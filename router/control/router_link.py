@@ -1,7 +1,7 @@
 """The hub's link to other routers, if the settings name a store that they share.
 
-One link serves all frontends and workers: workers use the hub, and the hub shares. Modules that need the Redis client
-are imported in this module, and only if there is something to share.
+One link serves all frontends. Modules that need the Redis client are imported in this module, and only if there is
+something to share.
 """
 
 from __future__ import annotations

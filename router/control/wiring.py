@@ -112,7 +112,7 @@ def metrics_of(hub: ControlPlaneContext) -> Metrics:
     figures = MetricSources(
         in_flight=lambda: hub.edges.in_flight,
         streams=streams,
-        prompts=lambda: hub.totals.prompts(hub.prompts.counts() if hub.prompts is not None else {}),
+        prompts=lambda: hub.prompts.counts() if hub.prompts is not None else {},
         queued=lambda: hub.admission.count_queued(),
         waiting=lambda: hub.admission.count_waiting(),
         held=lambda: hub.admission.held_back(),
@@ -236,7 +236,7 @@ def observatory_of(hub: ControlPlaneContext) -> InsightsService | None:
 
 
 def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
-    """Make the placer for frontends in this process and for workers."""
+    """Make the placer for the frontends."""
     s = hub.settings
     return LocalPlacementService(
         hub.router,

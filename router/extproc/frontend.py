@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,6 @@ from router.config.api_keys import files_of_settings
 from router.config.schema import Settings
 from router.config.url_maps import objectives
 from router.core.dialects import PATHS
-from router.core.types.misses import Template
 from router.eventloop import close_on_error, start_task
 from router.extproc.certificate import PickerCertificate, read
 from router.extproc.heads import HeadTurns
@@ -103,10 +102,6 @@ class ExtProcFrontend:
     def in_flight(self) -> int:
         """Number of requests with an open stream."""
         return self._picker.in_flight if self._built else 0
-
-    def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Return no prefixes in addition to the desk's."""
-        return {}
 
     def counters(self) -> dict[str, int]:
         """Return totals of this frontend for the hub's metrics. Bytes of bodies are a gauge, which the edge reports for

@@ -80,7 +80,6 @@ class Server:
         )  # connections that the server closed, by reason
         self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None
-        self._shared = False  # other processes accept on the same socket, too
         self._shaking: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Handle | None = None
 
@@ -88,23 +87,12 @@ class Server:
         """Bind and listen. With `reuse_port`, other processes with this option may listen on the same port. Return
         address and port. Raises OSError."""
         if self.tls is not None:
-            return await self._accept_on(await bound(self.loop, host, port, BACKLOG, reuse_port=reuse_port))
+            listening = await bound(self.loop, host, port, BACKLOG, reuse_port=reuse_port)
+            return self._begin(Acceptor(self.loop, listening, self._on_tls_connection))
         return self._begin(
             await self.loop.create_server(
                 lambda: ClientConnection(self), host, port, backlog=BACKLOG, reuse_port=reuse_port or None
             )
-        )
-
-    async def adopt_socket(self, listening: socket.socket) -> tuple[str, int]:
-        """Accept on a socket that already listens; other processes may accept on it, too."""
-        self._shared = True
-        return await self._accept_on(listening)
-
-    async def _accept_on(self, listening: socket.socket) -> tuple[str, int]:
-        if self.tls is not None:
-            return self._begin(Acceptor(self.loop, listening, self._on_tls_connection))
-        return self._begin(
-            await self.loop.create_server(lambda: ClientConnection(self), sock=listening, backlog=BACKLOG)
         )
 
     def configure(self, limits: ClientLimits) -> None:
@@ -220,8 +208,7 @@ class Server:
         waiting, until_s = select.poll(), self.loop.time() + ACCEPT_S
         for listening in listener.sockets:
             waiting.register(listening.fileno(), select.POLLIN)
-            if not self._shared:
-                close_queue(listening)
+            close_queue(listening)
         while waiting.poll(0) and self.loop.time() < until_s:  # noqa: ASYNC110 - nothing tells when it is empty
             await asyncio.sleep(0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -26,24 +26,21 @@ from router.ingress.prompt_observer import PromptObserver
 from router.ingress.usage import UsageAsking
 from router.placement_api import PlacementService
 from router.telemetry import logs
-from router.telemetry.process_totals import PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.process_totals import SPANS_DROPPED, UNEXPLAINED
 from router.telemetry.record import RequestRecord
 from router.telemetry.tracing import Tracer
-from router.tokenization.encoder import PromptEncoder, make_prompts, messages_bytes_max
+from router.tokenization.encoder import PromptEncoder, messages_bytes_max
 from router.tokenization.request_tokens import EngineTokenizer, RequestTokenizer
 
 
 class IngressContext:
     """Shared request-handling parts of one process. Use as `async with IngressContext(settings, placer) as desk`."""
 
-    def __init__(
-        self, settings: Settings, placer: PlacementService, *, shared_prompts: PromptEncoder | None = None
-    ) -> None:
-        """`shared_prompts` belong to a hub in this process. With None, they are made here."""
+    def __init__(self, settings: Settings, placer: PlacementService, prompts: PromptEncoder | None) -> None:
+        """`prompts` belong to the hub; None if events are off."""
         self._settings = settings
         self._placer = placer
-        self._shared_prompts = shared_prompts
-        self._prompts: PromptEncoder | None = None  # the hub's if it shares them, otherwise made here
+        self._prompts = prompts
         self._observer = PromptObserver(settings.insights) if settings.insights.enabled else None
         self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that requests tokens from replicas
         self._stack = AsyncExitStack()
@@ -69,7 +66,7 @@ class IngressContext:
             self._stack.push_async_callback(self.tracer.close)  # closed last: answers that are cut have spans, too
         self.reader = RequestParser(
             self._placer,
-            self._tokens() if s.events.enabled else None,
+            self._tokens(self._prompts) if self._prompts is not None else None,
             _reading_rules(s),
             secret=secrets.read(s.auth.secret, s.auth.secret_file),
             messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
@@ -82,18 +79,14 @@ class IngressContext:
             api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
         )
 
-    def _tokens(self) -> RequestTokenizer:
+    def _tokens(self, prompts: PromptEncoder) -> RequestTokenizer:
         s = self._settings
-        own = self._shared_prompts
-        if own is None:
-            own = self._prompts = make_prompts(s)
-            self._stack.callback(own.close)
         asker = None
         if s.tokens.ask_replicas:
             self._asking_tls = tls.for_replicas(s.upstream)
             asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
             self._stack.push_async_callback(asker.close)
-        return RequestTokenizer(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
+        return RequestTokenizer(prompts, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
     def reload(self, settings: Settings) -> None:
         """Apply settings that may change at run time (config/reload.py). Raises SettingsError only before anything
@@ -118,17 +111,15 @@ class IngressContext:
         self.callers.admin_token = admin_token
         self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
 
-    def templates(self) -> Mapping[str, Iterable[Template]]:
+    def templates(self) -> Iterable[Template]:
         """Return prefixes that conversations of this process's clients share, new or changed since the last call."""
-        return {"": self._observer.templates()} if self._observer is not None else {}
+        return self._observer.templates() if self._observer is not None else ()
 
     def counters(self) -> dict[str, int]:
         """Return totals for the hub's metrics."""
-        outcomes = self._prompts.counts() if self._prompts is not None else {}
         return {
             SPANS_DROPPED: self.tracer.dropped if self.tracer is not None else 0,
             UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
-            **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
         }
 
     def record_request(self, record: RequestRecord) -> None:

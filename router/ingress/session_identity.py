@@ -32,7 +32,7 @@ class SessionLabels(Struct, eq=False, gc=False):  # a Struct for speed: core/typ
 
 
 class SessionHasher:
-    """Names conversations. Its key must be the same in all processes of a router."""
+    """Names conversations. Its key must be the same in all routers that share a store."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = secret if len(secret) <= KEY_BYTES_MAX else blake2b(secret).digest()

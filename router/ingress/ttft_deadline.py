@@ -1,7 +1,7 @@
 """Deadline for the first token: from a header of this router or of llm-d, or from the API key.
 
 Both frontends read it here. It counts from the moment at which the complete request was read, on the clock of
-time.monotonic, which hub and workers share.
+time.monotonic.
 """
 
 from __future__ import annotations

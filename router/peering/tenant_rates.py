@@ -142,7 +142,7 @@ class DistributedRateLimiter:
             if requests or tokens:
                 self._demand(other.demand, tenant, requests, tokens, now_s)
                 if not self._alone:
-                    self._rates.debit(tenant, requests, tokens, now_s, elsewhere=True)
+                    self._rates.debit(tenant, requests, tokens, now_s)
         if now_s < self._new_until_s and tenant not in other.levels_heard:
             other.levels_heard.add(tenant)
             self._take_over(each, limits, now_s)

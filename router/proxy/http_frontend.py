@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
 from router.config import tls
-from router.config.api_keys import Keys, files_of_settings
+from router.config.api_keys import files_of_settings
 from router.config.fd_limits import connections_within, log_connection_limit
 from router.config.schema import Settings
-from router.core.types.misses import Template
 from router.eventloop import close_on_error, start_task
 from router.http.acceptor import cannot_listen, url_of
 from router.http.body_budget import BodyBudget
@@ -35,7 +33,6 @@ from router.proxy.retry_budget import RetryBudget
 from router.proxy.routes import Routes
 from router.proxy.stream_failover import StreamFailover
 from router.telemetry.process_totals import BODIES, CLOSED, CONNECTIONS
-from router.tokenization.encoder import PromptEncoder
 
 log = logging.getLogger(__name__)
 
@@ -43,39 +40,20 @@ HAND_OVER_AGAIN_S = 1.0  # interval between attempts to hand over the remaining 
 
 
 class HttpFrontend:
-    """`async with HttpFrontend(settings, placer) as edge`; leaving the block drains."""
+    """`async with HttpFrontend(settings, placer, desk, bodies) as edge`; leaving the block drains."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        placer: PlacementService,
-        *,
-        listening: socket.socket | None = None,
-        shared_prompts: PromptEncoder | None = None,
-        desk: IngressContext | None = None,
-        bodies: BodyBudget | None = None,
-    ) -> None:
-        """The optional arguments:
-
-        - `listening`: a bound socket. If None, a socket is bound to the address in the settings.
-        - `shared_prompts`: the prompts of a hub in this process.
-        - `desk`, `bodies` (the memory budget for bodies): shared with another frontend of this process. If None, the
-          edge creates its own.
-        """
+    def __init__(self, settings: Settings, placer: PlacementService, desk: IngressContext, bodies: BodyBudget) -> None:
+        """`desk` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
         self._settings = settings
         self._placer = placer
-        self._socket = listening
         self._leaving: dict[str, asyncio.TimerHandle] = {}  # timers of leaving replicas, by id
-        self._owns_desk = desk is None
         self._bodies = bodies
-        self._desk = desk or IngressContext(settings, placer, shared_prompts=shared_prompts)
+        self._desk = desk
         self._stack = AsyncExitStack()
         self.url = ""
 
     async def __aenter__(self) -> Self:
         async with close_on_error(self._stack):
-            if self._owns_desk:
-                await self._stack.enter_async_context(self._desk)
             self._build()
             await self._listen()
         return self
@@ -130,12 +108,6 @@ class HttpFrontend:
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
 
     @property
-    def keys(self) -> Keys | None:
-        """The table of keys; None if no key is required. It is replaced by a new table, which applies to later
-        requests."""
-        return self._desk.keys
-
-    @property
     def in_flight(self) -> int:
         """Number of requests in flight."""
         return self.proxy.in_flight
@@ -180,16 +152,11 @@ class HttpFrontend:
         else:
             del self._leaving[replica]
 
-    def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Return the prefixes that conversations of this edge's clients share, new or changed since the last call."""
-        return self._desk.templates()
-
     def counters(self) -> dict[str, int]:
         """Return totals of this edge for the hub's metrics. Open connections and bytes of bodies are gauges."""
         server = self._server
         closed = {CLOSED + why: count for why, count in server.closed.items()}
-        own = self._desk.counters() if self._owns_desk else {}
-        return own | closed | {CONNECTIONS: server.connections, BODIES: server.bodies.held_bytes}
+        return closed | {CONNECTIONS: server.connections, BODIES: server.bodies.held_bytes}
 
     def _build(self) -> None:
         s = self._settings
@@ -257,11 +224,7 @@ class HttpFrontend:
         )
         self._stack.push_async_callback(self._server.close)
         try:
-            bound = await (
-                self._server.adopt_socket(self._socket)
-                if self._socket is not None
-                else self._server.listen(s.listen.host, s.listen.port, reuse_port=s.listen.reuse_port)
-            )
+            bound = await self._server.listen(s.listen.host, s.listen.port, reuse_port=s.listen.reuse_port)
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
         self.url = url_of(*bound, tls=self._server.tls is not None)

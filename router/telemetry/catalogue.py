@@ -77,10 +77,6 @@ FAMILIES = (  # families in the order of the metrics page
         "reason",
     ),
     Family("replica_failures", "Failed attempts, by replica and kind of failure.", "replica kind"),
-    Family(
-        "worker_hub_lost_placements",
-        "Placements made by workers with consistent hashing while the control plane (hub) was unreachable.",
-    ),
     Family("reloads", "Configuration reloads, by result.", "result"),
     Family("tenant_requests", "Requests answered, by tenant of the keys file and status class.", "tenant status"),
     Family("tenant_prompt_tokens", "Prompt tokens of completed answers, by tenant of the keys file.", "tenant"),
@@ -206,7 +202,6 @@ PREDECLARED_SERIES: dict[str, list[Labels]] = {
     "retries": [(kind,) for kind in (*KINDS, FALLBACK)],
     "stream_failovers": [(mode, reason) for mode in (EXACT, APPROXIMATE) for reason in CAUSES],
     "stream_failovers_refused": [(reason,) for reason in REASONS],
-    "worker_hub_lost_placements": [()],
     "reloads": [("ok",), ("refused",)],
     "prewarm_requests": [("ok",), ("failed",), ("skipped",)],
     "prewarm_tokens": [()],

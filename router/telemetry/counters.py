@@ -397,10 +397,6 @@ class RequestMetrics:
             self._get_series("counted_prompt_tokens", label)[0] = prompt
             self._get_series("counted_cached_tokens", label)[0] = cached
 
-    def hub_lost(self, placements: int) -> None:
-        """Copy the number of placements that workers have made without the control plane."""
-        self._get_series("worker_hub_lost_placements")[0] = placements
-
     def count_prewarm(self, result: str, prompt_tokens: int) -> None:
         """Count one prompt for warming a replica. `result` is ok, failed or skipped."""
         self._get_series("prewarm_requests", result)[0] += 1

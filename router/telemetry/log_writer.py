@@ -29,13 +29,11 @@ class AsyncLogWriter:
         notice: Callable[[int], bytes],
         *,
         bytes_max: int = BUFFER_BYTES_MAX,
-        shared: bool = False,
     ) -> None:
         """`sink`: writes all of its argument, however long that takes, or raises OSError. `notice`: makes the line that
-        reports how many lines were dropped. `shared`: True if other processes write to the same place."""
+        reports how many lines were dropped."""
         self.dropped = 0
         self._sink, self._notice, self._bytes_max = sink, notice, bytes_max
-        self._piece_bytes_max = select.PIPE_BUF if shared else PIECE_BYTES_MAX
         self._lock = threading.RLock()  # a finaliser that logs may run while its thread is in `write`
         self._lines: list[bytes] = []
         self._bytes = 0  # bytes in the buffer or being written
@@ -88,7 +86,7 @@ class AsyncLogWriter:
                 lines, self._lines = self._lines, []
                 taken = self._bytes
                 unsaid, self._unsaid = self._unsaid, 0
-            lost = sum(len(piece) for piece in _pieces(lines, self._piece_bytes_max) if not self._put(piece))
+            lost = sum(len(piece) for piece in _pieces(lines, PIECE_BYTES_MAX) if not self._put(piece))
             if unsaid and self._put([self._notice(unsaid)]):  # the dropped lines came after the lines taken
                 unsaid = 0
             with self._lock:
@@ -105,8 +103,7 @@ class AsyncLogWriter:
 
 
 def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
-    """Yield whole lines in pieces of at most `bytes_max` bytes. By POSIX, pipes do not mix writes of up to PIPE_BUF
-    bytes."""
+    """Yield whole lines in pieces of at most `bytes_max` bytes."""
     piece: list[bytes] = []
     size = 0
     for line in lines:

@@ -34,15 +34,11 @@ REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (EndReason.FAILED, EndReason.UNREACHED, "drained")  # endings of answers that began and did not complete
 
 
-def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
-    """Configure the logging of this process. It starts a thread, so call it after a fork and not before.
-
-    `shared`: True if other processes write to the same standard error. Lines are then written in pieces that do not
-    mix.
-    """
+def setup(level: str, format_: str, *, requests: bool) -> None:
+    """Configure the logging of this process. It starts a thread, so call it after a fork and not before."""
     global _out
     style: LogStyle = _Json() if format_ == "json" else _Text()
-    writer = AsyncLogWriter(sink(sys.stderr), lambda lines: style.render_dropped(time.time(), lines), shared=shared)
+    writer = AsyncLogWriter(sink(sys.stderr), lambda lines: style.render_dropped(time.time(), lines))
     _out = LogOutput(writer, style, requests=requests)
     logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping
 
 LOOK_S = 0.1
 STALL_S = 0.005
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-STALLS = "stalls:"  # prefix of a bucket's number: the name of a figure
-STALLED_US = "stalled_us"
 
 
 class LoopLagMonitor:
@@ -37,17 +34,3 @@ class LoopLagMonitor:
         if late_s >= STALL_S:
             self.series[bisect_left(BOUNDS_S, late_s)] += 1
             self.series[-1] += late_s
-
-    def figures(self) -> dict[str, int]:
-        """Return the histogram as whole numbers, by name, to be added up over processes."""
-        *counts, total_s = self.series
-        return {f"{STALLS}{n}": int(count) for n, count in enumerate(counts)} | {STALLED_US: int(total_s * 1e6)}
-
-
-def with_figures(series: list[float], figures: Mapping[str, int]) -> list[float]:
-    """Return a histogram's series plus the figures of other processes."""
-    *counts, total_s = series
-    return [
-        *(count + figures.get(f"{STALLS}{n}", 0) for n, count in enumerate(counts)),
-        total_s + figures.get(STALLED_US, 0) / 1e6,
-    ]

@@ -81,7 +81,7 @@ class RecentTokens:
 
     def add(self, prompt: int, hit: int, predicted: int, verified: bool, now_s: float) -> None:
         """Add one prompt. The sums fade only if at least FADE_S has passed."""
-        if now_s > self.at_s + FADE_S:  # records of several workers may arrive out of order
+        if now_s > self.at_s + FADE_S:  # records may arrive out of order
             fade = self.get_decay_factor(now_s)
             self.at_s = now_s
             self.prompt *= fade

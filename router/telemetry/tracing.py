@@ -184,7 +184,7 @@ class _Outgoing:
             {
                 "service.name": settings.service_name,
                 "service.version": __version__,
-                "service.instance.id": secrets.token_hex(16),  # each worker is an instance
+                "service.instance.id": secrets.token_hex(16),  # each process is an instance
             }
         )
         self._scope = InstrumentationScope("warmroute", __version__)

@@ -22,7 +22,6 @@ from router.core.kv_events.batch_decoder import BATCH_BYTES_MAX, decode
 from router.core.prompts.json_fields import check_limits
 from router.engines.probe import PARSE_BYTES_MAX
 from router.http.receiver import Receiver
-from router.multiprocess import protocol
 from router.proxy.relay import PARTIAL_BYTES_MAX
 from tests.attack.grown import BYTES_MAX
 from tests.attack.received import Received
@@ -156,12 +155,6 @@ def _load(work: Callable[[str], object], data: bytes) -> None:
     work(data.decode(errors="replace"))
 
 
-def _frames(data: bytes) -> None:
-    frames = protocol.Frames(bytes_max=BYTES_MAX)
-    for piece in reads(data):
-        frames.feed(piece)
-
-
 def _bodies() -> tuple[Call, ...]:
     return (
         Call("excess", lambda data: check_limits(data, *SHAPE_MAX)),
@@ -206,11 +199,6 @@ CALLS: dict[str, tuple[Call, ...]] = {
         Call("engines", partial(_load, engines), KEPT_BYTES_MAX),
     ),
     "kv_events": (Call("decode", decode, BATCH_BYTES_MAX),),
-    "hub": (
-        Call("frames", _frames, ms_per_mb=STREAMED_MS_PER_MB),
-        Call("batch_of", protocol.batch_of),
-        Call("answers_of", protocol.answers_of),
-    ),
 }
 
 

@@ -25,7 +25,7 @@ from tests.away.questions import (
     opened,
     served,
 )
-from tests.multiprocess.test_processes import Command, command
+from tests.support.command import Command, command
 from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
 
@@ -186,7 +186,7 @@ async def before(
     async with AsyncExitStack() as stack:
 
         def start(settings: dict[str, str]) -> AbstractAsyncContextManager[Command]:
-            return command(*urls, workers=1, module=module, **settings)
+            return command(*urls, module=module, **settings)
 
         there = [await stack.enter_async_context(start(given)) for _ in range(routers)]
         # A connection for each request: none is left over of before the state.

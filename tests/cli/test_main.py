@@ -25,6 +25,7 @@ from router.control.wiring import warn_if_unauthenticated
         ("serve --log-level debug", "serve", "'--log-level'; it is a setting: --set log.level=VALUE"),
         ("serve --routing.policy warm", "serve", "it is a setting: --set routing.policy=VALUE"),
         ("serve --bananas", "serve", "unknown flag '--bananas'\n"),
+        ("serve --workers 2", "serve", "unknown flag '--workers'; listen.workers was removed: start several routers"),
         ("serve http://a:1", "serve", "unexpected argument 'http://a:1'; warmroute serve --help lists the arguments"),
         ("check-config a b", "check-config", "unexpected argument 'b'"),
         ("top --ulr x", "top", "unknown flag '--ulr'; the nearest is '--url'"),
@@ -74,7 +75,7 @@ def taken() -> Iterator[int]:
     [
         (["--port", "TAKEN", "--admin-port", "0"], "set another port with --port N (listen.port)"),
         (["--port", "0", "--admin-port", "TAKEN"], "set another port with --admin-port N (listen.admin_port)"),
-        (["--port", "0", "--admin-port", "TAKEN", "--workers", "2"], "set another port with --admin-port N"),
+        (["--port", "TAKEN", "--admin-port", "0", "--set", "listen.reuse_port=true"], "(listen.port)"),
         (["--host", "192.0.2.1", "--port", "0", "--admin-port", "0"], "(listen.host)"),
     ],
 )

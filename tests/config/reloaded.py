@@ -77,7 +77,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "pages": (server.cors._named if server.cors is not None else None, edge._routes.cors is server.cors),
         "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
-        "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],
+        "keys": [(keys.tenants if keys is not None else None) for keys in (edge._callers.keys, hub.keys)],
         "admission": hub.admission._admission._limits,
         "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
         "replicas": (hub.replicas._urls, hub._additions.allowed),

@@ -180,7 +180,7 @@ async def test_a_replica_that_is_taken_out_finishes(
         assert engine.url not in router.app.edge.upstream._pools
 
 
-@pytest.mark.promise("Broken settings never take effect, not in part and not in a restarted process.", "admin")
+@pytest.mark.promise("Broken settings never take effect, not in part.", "admin")
 @pytest.mark.parametrize(
     ("text", "problems"),
     [

@@ -5,8 +5,8 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from tests.multiprocess.stubs import until
 from tests.support.fakes import FakeEngine, events, idle, reset, running
+from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
 PROBING = {"probe__interval_s": 0.2, "probe__timeout_s": 30.0}  # that long only a machine that stands still takes

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,12 +13,11 @@ import pytest
 from aiohttp import ClientSession
 
 from tests.control.warm_fleet import Conversations, Turn, fleet, share
-from tests.multiprocess.test_processes import HUB, Command, command
+from tests.support.command import Command, command
 from tests.support.figures import figure
 from tests.support.waiting import until
 
 NUMBERS = range(40)
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 
 
 class At:
@@ -68,13 +65,6 @@ def _changes(file: Path) -> Callable[[], bool]:
     return lambda: file.read_bytes() != before
 
 
-async def killed(router: Command) -> None:
-    """Kill it, as by `kill -9`, with all that it started."""
-    for pid in (*router.pids(), router.process.pid):
-        os.kill(pid, signal.SIGKILL)
-    await router.process.wait()
-
-
 @pytest.mark.long
 @pytest.mark.figures
 @pytest.mark.parametrize("events", [False, True], ids=["estimated", "exact"])
@@ -88,7 +78,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
         ats, talk = [At(url) for url in engines.urls], Conversations(client)
 
         async def begun(**more: str) -> Command:
-            router = await stack.enter_async_context(command(*ats, workers=1, **more))  # type: ignore[arg-type]  # as engines
+            router = await stack.enter_async_context(command(*ats, **more))  # type: ignore[arg-type]  # as engines
             if events:
                 await exact(client, router)
             talk.url = router.url
@@ -101,7 +91,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
         await written(tmp_path / "state")  # with the last turns
         going = asyncio.create_task(talk.round(NUMBERS))
         await asyncio.sleep(0.05)
-        await killed(first)
+        await first.kill()
         await going
         second = await begun(**kept)
         serving_s = time.monotonic()
@@ -111,7 +101,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
             await talk.turn(NUMBERS[0])
         compared("exact" if events else "estimated", before, await talk.round(NUMBERS))
         if not events:
-            await killed(second)
+            await second.kill()
             await begun()
             assert share(await talk.round(NUMBERS)) < 0.8 * share(before)
 
@@ -131,7 +121,7 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
         goes = AsyncExitStack()
         gone = await goes.enter_async_context(fleet(1, events=True))
         ats, talk = [At(stays.urls[0]), At(gone.urls[0])], Conversations(client)
-        first = await stack.enter_async_context(command(*ats, workers=1, **kept))  # type: ignore[arg-type]  # as engines
+        first = await stack.enter_async_context(command(*ats, **kept))  # type: ignore[arg-type]  # as engines
         await exact(client, first)
         talk.url = first.url
         for _ in range(2):
@@ -139,11 +129,11 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
         assert set(talk.at.values()) == {at.url for at in ats}
         await until(lambda: (tmp_path / "state").exists())
         await written(tmp_path / "state")
-        await killed(first)
+        await first.kill()
         await goes.aclose()
         port = int(gone.urls[0].rpartition(":")[2])
         await stack.enter_async_context(fleet(1, events=True, port=port))
-        second = await stack.enter_async_context(command(*ats, workers=1, **kept))  # type: ignore[arg-type]  # as engines
+        second = await stack.enter_async_context(command(*ats, **kept))  # type: ignore[arg-type]  # as engines
         said = await state_of(client, second)
         outcomes = {each["replica"]: each for each in said["restored"]}
         assert outcomes[stays.urls[0]]["events_blocks"] > 100
@@ -156,32 +146,3 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
             assert turn.predicted == turn.cached
             if homes[number] == gone.urls[0] == turn.replica:
                 assert not turn.cached
-
-
-@pytest.mark.long
-@pytest.mark.figures
-async def test_a_hub_that_is_killed_is_back_as_warm_as_it_was(tmp_path: Path) -> None:
-    """The hub of several workers has the file; its workers go on without it, and it is as good a second after."""
-    kept = {"snapshot__path": str(tmp_path / "state"), "snapshot__interval_s": "0.5"}
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(ClientSession())
-        engines = await stack.enter_async_context(fleet(events=False))
-        ats = [At(url) for url in engines.urls]
-        router = await stack.enter_async_context(command(*ats, workers=2, **kept))  # type: ignore[arg-type]  # as engines
-        talk = Conversations(client, router.url)
-        for _ in range(3):
-            before = await talk.round(NUMBERS)
-        await until(lambda: (tmp_path / "state").exists())
-        await written(tmp_path / "state")
-        os.kill(router.pids(HUB)[-1], signal.SIGKILL)
-        await until(lambda: len(router.pids(HUB)) == 2)
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    if (await state_of(client, router))["replicas"]["restored"] == 4:
-                        break
-                except (OSError, ValueError, KeyError):
-                    pass
-                await asyncio.sleep(0.02)
-        await asyncio.sleep(1.0)
-        compared("hub", before, await talk.round(NUMBERS))

@@ -118,7 +118,7 @@ async def test_two_engines_one_after_the_other(client: ClientSession, told: Told
                     await response.read()
 
 
-@pytest.mark.promise("A replica that is not ready or was removed gets no new request, through any worker.", "discovery")
+@pytest.mark.promise("A replica that is not ready or was removed gets no new request.", "discovery")
 @pytest.mark.promise("Labels of metrics are bounded, and series of a replica end with it.", "records")
 async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -> None:
     """From the moment on that discovery says so; its stream ends well, and its series are gone, those of failures
@@ -149,7 +149,7 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
             assert idle(app)
 
 
-@pytest.mark.promise("A replica that is not ready or was removed gets no new request, through any worker.", "discovery")
+@pytest.mark.promise("A replica that is not ready or was removed gets no new request.", "discovery")
 @pytest.mark.parametrize("listed", [False, True])
 async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: bool) -> None:
     """Nothing more is sent there, while its stream goes on; when it is ready again it holds what it held, with the

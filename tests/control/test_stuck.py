@@ -1,19 +1,13 @@
 """Replicas that accept and never answer, through the whole router."""
 
 import asyncio
-import time
-from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
 
 from loadtest.common.answers import named_event
-from router.core.placement.placement_request import PlacementRequest
-from router.core.types.placements import Shed
-from router.core.types.requests import RequestSpec
-from router.multiprocess import protocol
-from tests.multiprocess.stubs import StubEdge, StubHub, serving, until, worker
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, running, silent
+from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
 QUICK = {"upstream__stall_timeout_s": 2.0}  # a tenth of what is late by any measure, so that a pause of a second is not
@@ -145,38 +139,3 @@ async def test_clients_that_give_up_show_it(engine: FakeEngine, other: FakeEngin
             assert asked <= 6
             assert list(app.router.fleet.restricted) == [first.url]
             await until(lambda: idle(app))
-
-
-@pytest.mark.inside
-async def test_rests_reach_the_hub(tmp_path: Path) -> None:
-    """What a worker hears of Retry-After counts for all; with every replica at rest the hub's word reaches the client
-    of any worker. Signs of life and stuck replicas are told too."""
-    hub, edge = StubHub("http://a", "http://b"), StubEdge()
-    async with serving(hub, tmp_path / "hub") as server:
-        async with worker(tmp_path / "hub", edge=edge) as one, worker(tmp_path / "hub", 1) as two:
-            await until(lambda: one.placing and two.placing)
-            one.set_cooldown("http://a", 1e9)
-            one.set_cooldown("http://b", 100.0)
-            one.set_cooldown("http://b", -5.0)
-            one.note_progress("http://a")
-            members = hub.router.fleet.members
-            await until(lambda: members["http://a"].alive_s)
-            assert members["http://a"].rest_until_s - time.monotonic() < 301
-            with pytest.raises(Shed) as shed:
-                await two.place(PlacementRequest(RequestSpec("m"), "m", None, "k"), frozenset())
-            assert (shed.value.code, round(shed.value.retry_after_s)) == ("overloaded", 100)
-            server.on_replica_stalled("http://a")
-            await until(lambda: edge.heard)
-            assert edge.heard == [("stuck", "http://a")]
-
-
-def test_messages_survive_the_wire() -> None:
-    """Every new message comes out as it went in."""
-    said = [protocol.ProgressNotice("http://a"), protocol.Cooldown("http://a", 2.5)]
-    frame = protocol.frame(protocol.WorkerFrame(0, list(said)))
-    assert protocol.batch_of(frame[4:]).messages == said
-    answers = [
-        protocol.StalledNotice("http://a"),
-        protocol.Unplaced(1, failed=False, shed=("overloaded", "later", 2.5)),
-    ]
-    assert protocol.answers_of(protocol.frame(answers)[4:]) == answers

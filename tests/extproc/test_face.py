@@ -188,7 +188,6 @@ async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> 
     ("settings", "problem"),
     [
         ({"replicas": ("http://vllm.default.svc:8000",)}, "addresses"),
-        ({"listen.workers": 2}, "one process"),
         ({"extproc.objectives": ("batch",)}, "NAME=high"),
         ({"extproc.tls_key": "/nowhere"}, "extproc.tls_certificate"),
         ({"extproc.host": ""}, "extproc.host"),

@@ -107,7 +107,7 @@ def test_every_level_is_as_documented() -> None:
 def test_what_warns_says_what_to_do() -> None:
     """Every event that is a warning or worse and needs somebody has a last column."""
     found = table(section(page("docs/reference/log.md"), "Events"))
-    calm = {"worker_left", "spans_lost"}
+    calm = {"spans_lost"}
     silent = [
         row[0] for row in found if row[1] in ("warning", "error") and not row[3] and row[0].strip("`") not in calm
     ]

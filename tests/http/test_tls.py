@@ -193,7 +193,7 @@ async def test_stopping_in_mid_handshake(begun: bytes, files: Files, monkeypatch
         writer.close()
 
 
-@pytest.mark.promise("Keys and certificates are replaced without a restart, in all processes.", "admin")
+@pytest.mark.promise("Keys and certificates are replaced without a restart.", "admin")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,14 +353,13 @@ def _inner(overrides: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("bare_environment")
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_the_command(workers: int, files: Files, engine: FakeEngine) -> None:
-    """`warmroute serve` with a certificate says https and serves that, with one process and with several; whoever does
-    not know its authority is not served."""
+async def test_the_command(files: Files, engine: FakeEngine) -> None:
+    """`warmroute serve` with a certificate says https and serves that; whoever does not know its authority is not
+    served."""
     certificate, key = files.chain()
     command = ["-m", "router", "serve", "--replica", engine.url, "--port", "0", "--admin-port", "0"]
     command += ["--set", f"listen.tls_certificate={certificate}", "--set", f"listen.tls_key={key}"]
-    command += ["--workers", str(workers), "--set", "listen.lame_duck_s=0"]
+    command += ["--set", "listen.lame_duck_s=0"]
     pipes: dict[str, Any] = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
     router = await asyncio.create_subprocess_exec(sys.executable, *command, env=dict(os.environ), **pipes)
     try:

@@ -333,10 +333,6 @@ REFUSED = {
         "{mode: extproc, pool: {matchLabels: {app: v}, failureMode: FailOpen}, apiKeys: {existingSecret: a}}",
         "set FailClose, or pool.failOpenWithoutKeys",
     ),
-    "workers": (
-        "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {listen: {workers: 2}}}",
-        "config.listen.workers: a picker has one process",
-    ),
     "a pool beside pools": (
         "{mode: extproc, pool: {matchLabels: {app: vllm}}, config: {discovery: {pools: [a]}}}",
         "pool.create: set it to false with config.discovery.pools",

@@ -185,7 +185,7 @@ def test_settings_are_passed_through(secrets: Path, tmp_path: Path) -> None:
         "discovery": {"selector": "app=vllm", "resync_s": 60},
         "routing": {"index_bytes_max": 34_359_738_368, "kv_tokens_max": 0},
         "tracing": {"sample_ratio": 0.0000001},
-        "listen": {"lame_duck_s": 0, "drain_s": 12.5, "metrics_on_main": False, "workers": 3},
+        "listen": {"lame_duck_s": 0, "drain_s": 12.5, "metrics_on_main": False, "connections_max": 300},
         "tokens": {"template_kwargs": ['m={"enable_thinking": false}'], "sources": ["m=/t/<a> & b"]},
         "upstream": {"retry_ratio": 0},
         "log": {"requests": False},
@@ -280,18 +280,18 @@ def test_probes_ask_where_somebody_answers(rendered: dict[str, list[Document]]) 
 
 
 def test_memory_follows_the_settings(secrets: Path) -> None:
-    """What is asked for grows with the index, the remembered tokens and the processes; its limit holds the bodies of
+    """What is asked for grows with the index and the remembered tokens; its limit holds the bodies of
     requests, or a queue of them, and what replicas hold by their events."""
     index, tokens, queue, events = 1 << 30, 64 << 20, 100 << 20, 300 << 20
     sizes = f"config.routing.index_bytes_max={index},config.tokens.cache_bytes_max={tokens}"
-    more = f"{sizes},config.admission.queue_bytes_max={queue},config.listen.workers=2"
+    more = f"{sizes},config.admission.queue_bytes_max={queue}"
     more += f",config.events.index_bytes_max={events}"
     for bodies, held in ((100 << 20, 150), (200 << 20, 200)):
         flags = f"{more},config.limits.total_body_bytes_max={bodies}"
         spec = only(template("--values", example("vllm"), "--set", flags), "Deployment")["spec"]["template"]["spec"]
         resources = spec["containers"][0]["resources"]
-        assert resources["requests"] == {"cpu": "1500m", "memory": f"{128 + 3 * 64 + 1280 + 64}Mi"}
-        assert resources["limits"] == {"memory": f"{128 + 3 * 64 + 1280 + 64 + held + 300}Mi"}
+        assert resources["requests"] == {"cpu": "500m", "memory": f"{192 + 1280 + 64}Mi"}
+        assert resources["limits"] == {"memory": f"{192 + 1280 + 64 + held + 300}Mi"}
 
 
 # helm test, and what is said after an installation

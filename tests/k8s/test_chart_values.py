@@ -31,12 +31,12 @@ WRONG: dict[str, tuple[str, str]] = {
         "at '/autoscaling': additional properties 'enable' not allowed",
     ),
     "a setting of another type": (
-        "config: {listen: {workers: two}}",
-        "at '/config/listen/workers': got string, want integer",
+        "config: {listen: {connections_max: two}}",
+        "at '/config/listen/connections_max': got string, want integer",
     ),
     "a setting beyond its limit": (
-        "config: {listen: {workers: 65}}",
-        "at '/config/listen/workers': maximum: got 65, want 64",
+        "config: {extproc: {fallbacks_max: 5}}",
+        "at '/config/extproc/fallbacks_max': maximum: got 5, want 4",
     ),
     "a time of nothing": (
         "config: {probe: {interval_s: 0}}",
@@ -204,10 +204,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "networkPolicy: {apiServerCidrs: [10.96.0.1/32, 'fd00::1/128', 0.0.0.0/0, 10.96.0.1/16]}",
         "networkPolicy.apiServerCidrs: 10.96.0.1/16 has bits after its mask",
     ),
-    "an argument past the chart": (
-        "extraArgs: [--workers, '4']",
-        "extraArgs: '--workers' would bypass the chart",
-    ),
+    "an argument past the chart": ("extraArgs: [--port, '9000']", "extraArgs: '--port' would bypass the chart"),
     "a setting past the chart": (
         "extraArgs: [--set, listen.port=9000]",
         "extraArgs: 'listen.port=9000' would bypass the chart",

@@ -43,10 +43,10 @@ def settings_of(documents: list[tools.Document]) -> str:
     return tools.settings_text(documents)
 
 
-def written(folder: Path, workers: int, *options: str) -> Path:
-    """The settings file, for so many workers."""
-    file = folder / f"warmroute-{workers}.yaml"
-    file.write_text(settings_of(rendered("--set", f"config.listen.workers={workers}", *options)))
+def written(folder: Path, *options: str) -> Path:
+    """The settings file."""
+    file = folder / "warmroute.yaml"
+    file.write_text(settings_of(rendered(*options)))
     return file
 
 
@@ -59,13 +59,13 @@ def labels_of(settings: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, *workers: int, pods: int, options: tuple[str, ...] = ()) -> AsyncIterator[Any]:
-    """A cluster with so many pods, and a gateway that knows them for each number of workers."""
-    files = [written(folder, number, *options) for number in workers]
-    async with cluster(labels_of(files[0])) as made, AsyncExitStack() as stack:
+async def fleet(folder: Path, routers: int = 1, *, pods: int, options: tuple[str, ...] = ()) -> AsyncIterator[Any]:
+    """A cluster with so many pods, and so many gateways that know them."""
+    file = written(folder, *options)
+    async with cluster(labels_of(file)) as made, AsyncExitStack() as stack:
         kubeconfig = made.api.kubeconfig(folder, tools.NAMESPACE)
         gateways, there = await asyncio.gather(
-            asyncio.gather(*(stack.enter_async_context(gateway(file, kubeconfig)) for file in files)),
+            asyncio.gather(*(stack.enter_async_context(gateway(file, kubeconfig)) for _ in range(routers))),
             made.run_all(*(f"engine-{n}" for n in range(pods))),
         )
         for each in gateways:
@@ -132,13 +132,12 @@ async def test_engines_of_another_stack_are_found_without_a_selector(tmp_path: P
 
 
 @pytest.mark.figures
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_a_rolling_restart_of_all_replicas_costs_nobody_anything(tmp_path: Path, workers: int) -> None:
+async def test_a_rolling_restart_of_all_replicas_costs_nobody_anything(tmp_path: Path) -> None:
     """Goal 11: with at least 50 streams in flight all along, every pod is replaced by another; 0 requests fail, 0
     streams are cut, each has the very tokens that the engine made; a pod that is known to terminate gets nothing new.
     Before and after it, KV events are followed where the pods' annotations say, so that every replica is graded exact,
     and people see which pod and which node a replica is."""
-    async with fleet(tmp_path, workers, pods=3) as (made, (router,)):
+    async with fleet(tmp_path, pods=3) as (made, (router,)):
         async with Load(router.url, LANES, ANSWER_TOKENS).going() as load:
             await load.more(LANES)
             await followed(router, *made.pods.values())
@@ -147,11 +146,11 @@ async def test_a_rolling_restart_of_all_replicas_costs_nobody_anything(tmp_path:
             await knows(router, *made.pods.values())
             least, through = load.least, load.results["ok"] - begun
             await followed(router, *made.pods.values())
-        print(f"\n{workers} workers: {through} streams, never under {least}; (still open, late) by pod: {seen}")
+        print(f"\n{through} streams, never under {least}; (still open, late) by pod: {seen}")
         assert load.wrong == {}
         assert least >= STREAMS_MIN
         assert all(streams > 0 and late == 0 for streams, late in seen), seen
-        async with asyncio.timeout(60):  # workers tell the hub of ends a moment later
+        async with asyncio.timeout(60):
             while await router.metric("warmroute_in_flight_requests"):
                 await asyncio.sleep(0.05)
         assert await router.metric("warmroute_discovery_fresh", source="kubernetes") == 1
@@ -188,18 +187,16 @@ BY_DISCOVERY_ALONE = ("--set", "config.events.enabled=false", "--set", "config.p
 
 @pytest.mark.promise("An engine at a reused address is credited with no block of its predecessor.", "discovery")
 @pytest.mark.parametrize(
-    ("workers", "options", "grade"),
-    [(1, (), "exact"), (2, BY_DISCOVERY_ALONE, "estimated")],
-    ids=["one worker, with events", "two workers, by discovery alone"],
+    ("options", "grade"), [((), "exact"), (BY_DISCOVERY_ALONE, "estimated")], ids=["with events", "by discovery alone"]
 )
 async def test_another_pod_with_the_same_address_holds_nothing(
-    tmp_path: Path, workers: int, options: tuple[str, ...], grade: str
+    tmp_path: Path, options: tuple[str, ...], grade: str
 ) -> None:
     """A pod gets the address that another had a moment ago, twice: once as the router is told, and once while the API
     server is away, so that it is told of neither. Nothing of the former one's cache is ever credited to its heir; also
     where neither probes nor events could have told, only that it is another pod."""
     prompt = "somebody asks for this again and again. " * 100
-    async with fleet(tmp_path, workers, pods=1, options=options) as (made, (router,)):
+    async with fleet(tmp_path, pods=1, options=options) as (made, (router,)):
 
         async def credited() -> bool:
             found, tokens = await asked(router, prompt)
@@ -229,7 +226,7 @@ async def test_another_pod_with_the_same_address_holds_nothing(
 async def test_the_api_server_is_away_for_20_s(tmp_path: Path) -> None:
     """Nobody notices but the metric: no request fails, `/readyz` stays, the view is flagged stale; what changed
     meanwhile is known soon after it is back."""
-    async with fleet(tmp_path, 1, 2, pods=2) as (made, routers), AsyncExitStack() as stack:
+    async with fleet(tmp_path, 2, pods=2) as (made, routers), AsyncExitStack() as stack:
         loads = [await stack.enter_async_context(Load(router.url, 12, 20).going()) for router in routers]
         for load in loads:
             await load.more(12)
@@ -258,19 +255,18 @@ async def test_the_api_server_is_away_for_20_s(tmp_path: Path) -> None:
 
 
 async def test_routers_are_restarted_under_load(tmp_path: Path) -> None:
-    """Two gateways, of one and of two workers, behind a balancer that goes by readiness: each gets SIGTERM under load
+    """Two gateways behind a balancer that goes by readiness: each gets SIGTERM under load
     once another is ready in its place; each ends by itself with status 0, and nobody's request fails or is cut."""
     options = ("--set", "config.listen.lame_duck_s=3", "--set", "config.listen.drain_s=30")
-    async with fleet(tmp_path, 1, 2, pods=2, options=options) as (made, gateways), AsyncExitStack() as stack:
+    async with fleet(tmp_path, 2, pods=2, options=options) as (made, gateways), AsyncExitStack() as stack:
         balancer = await stack.enter_async_context(Balancer().serving())
         for each in gateways:
             await balancer.add(each)
         async with Load(balancer.url, RESTART_LANES, 30).going() as load:
             await load.more(RESTART_LANES)
-            for old, workers in zip(list(gateways), (1, 2), strict=True):
-                file = tmp_path / f"warmroute-{workers}.yaml"
+            for old in list(gateways):
                 kubeconfig = made.api.kubeconfig(tmp_path, tools.NAMESPACE)
-                new = await stack.enter_async_context(gateway(file, kubeconfig))
+                new = await stack.enter_async_context(gateway(tmp_path / "warmroute.yaml", kubeconfig))
                 await knows(new, *made.pods.values())
                 await balancer.add(new)
                 old.process.terminate()

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import ClientSession
 
 from loadtest.fake_engine.command import Engines, EngineSettings
-from tests.multiprocess.test_processes import Command, command
 from tests.peering.stores import StoreServer
 from tests.peering.test_processes import sharing_of
+from tests.support.command import Command, command
 
 ROUTERS, REPLICAS, REQUESTS = 4, 4, 24
 STREAMS = 64  # answers that are being decoded meanwhile: a copy of the prefix would hold up those of one replica
@@ -65,7 +65,7 @@ async def test_a_cold_prefix_is_computed_as_seldom_as_through_one_router(client:
     async with AsyncExitStack() as stack:
         engines = await stack.enter_async_context(Engines(EngineSettings(replicas=REPLICAS, port=0)))
         store = await stack.enter_async_context(StoreServer())
-        started = [command(*engines.urls, workers=1, peering__redis_url=store.url) for _ in range(ROUTERS)]
+        started = [command(*engines.urls, peering__redis_url=store.url) for _ in range(ROUTERS)]
         routers = await asyncio.gather(*(stack.enter_async_context(each) for each in started))
         await _all_hear_all(client, routers)
         urls = [router.url for router in routers]

@@ -16,7 +16,6 @@ from aiohttp import ClientSession
 from router.config.schema import SettingsError
 from router.core.types.replicas import Replica
 from router.single_process import RouterServer
-from tests.multiprocess.test_processes import command
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, Reply, idle, mute, reset, running, settings, status
@@ -284,7 +283,7 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
                 assert response.status == 200
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.register_templates(app.edge.templates()[""])
+        observatory.register_templates(app.hub.edges.templates())
         assert observatory.hottest(9)
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]
@@ -304,14 +303,3 @@ async def test_ranks(client: ClientSession, engine: FakeEngine) -> None:
         assert [seen.headers["X-data-parallel-rank"] for seen in engine.seen] == ["1", "0"]
         assert [app.router.index.blocks(rank) > 5 for rank in ranks] == [True, True]
         assert "rank" in str(engine.seen[0].json)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("bare_environment")
-async def test_with_two_workers(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
-    """The hub warms, whoever serves: the first request of either worker is predicted to be a hit."""
-    file = file_of(tmp_path, chat("a"))
-    async with command(engine, prewarm__prefixes_file=file, prewarm__block_readiness="true") as router:
-        await until(lambda: router.said("replica is prewarmed"))
-        assert (await ask(client, router.url, chat("b")))[1] > 0
-        assert [json.loads(seen.body)["max_tokens"] for seen in engine.seen] == [1, 4]

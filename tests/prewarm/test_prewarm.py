@@ -158,7 +158,7 @@ async def test_a_template_learned_from_traffic(client: ClientSession, engines: E
             holder, *_ = await ask(client, app.url, chat(f"question {number} " * 60, model="sim"))
         observatory = app.hub.observatory
         assert observatory is not None
-        observatory.register_templates(app.edge.templates()[""])
+        observatory.register_templates(app.hub.edges.templates())
         (cold,) = {*engines.urls} - {holder}
         (row,) = (await call(client, app, {"templates": 1, "replicas": [cold], "wait": True}))["replicas"]
         assert (row["sent"], row["errors"]) == (1, [])

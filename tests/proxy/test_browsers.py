@@ -14,7 +14,6 @@ from aiohttp import ClientSession, web
 
 from router.core.dialects import PATHS
 from router.proxy.preflights import AT_ONCE_MAX
-from tests.multiprocess.test_processes import command
 from tests.support.fakes import FakeEngine, idle, reset, running, settings, status
 from tests.support.keyring import Keyring
 from tests.support.waiting import until
@@ -242,7 +241,7 @@ async def test_engines_that_let_some_pages_in(client: ClientSession, engine: Fak
 
 
 async def test_a_page_that_comes_without_a_preflight(client: ClientSession, engine: FakeEngine) -> None:
-    """As a simple request does, or one whose preflight another worker had: the engine is asked once, for no page."""
+    """As a simple request does, or one whose preflight another router had: the engine is asked once, for no page."""
     engine.allow_origin = ""
     async with running(engine) as app:
         for _ in range(3):
@@ -294,18 +293,6 @@ async def test_engines_decide_where_nothing_is_added(
         async with client.options(app.admin_url + "/admin/replicas", headers=ASKS) as answer:
             assert ALLOW not in answer.headers
     assert engine.preflights == []
-
-
-@pytest.mark.long
-async def test_engines_decide_for_every_worker(engine: FakeEngine) -> None:
-    """Each worker knows it, whichever had the preflight."""
-    engine.allow_origin = ""
-    async with command(engine, workers=2) as router:
-        for _ in range(20):
-            async with ClientSession() as page, page.options(router.url + CHAT, headers=ASKS) as answer:
-                assert answer.headers[ALLOW] == PAGE
-            async with ClientSession() as page, page.get(router.url + "/v1/models", headers={"Origin": PAGE}) as answer:
-                assert said(answer.headers) == {ALLOW: "*"}
 
 
 async def test_options_that_is_no_question_is_no_path(client: ClientSession, engine: FakeEngine) -> None:

@@ -22,6 +22,7 @@ from router.proxy.http_frontend import HttpFrontend
 from router.single_process import RouterServer
 from tests.support import fakes
 from tests.support.fakes import FakeEngine, Reply, idle, message_events, response_events, running
+from tests.support.splitting import frontend
 from tests.support.waiting import until
 
 SAID = {"role": "user", "content": "hi"}
@@ -168,8 +169,7 @@ async def pulling(*engines: FakeEngine) -> AsyncIterator[tuple[HttpFrontend, Pul
     settings = fakes.settings(*engines)
     async with ControlPlane(settings) as hub:
         placer = PullPlacer(hub.placer)
-        async with HttpFrontend(settings, placer) as edge:
-            hub.attach_frontends(edge)
+        async with frontend(settings, placer, hub) as edge:
             await hub.probe_now()
             yield edge, placer
 

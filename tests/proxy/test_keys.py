@@ -245,7 +245,7 @@ async def test_receipts_are_for_operators(client: ClientSession, engine: FakeEng
                     assert str(engine.port) not in str(response.headers) or len(told) > 1
 
 
-@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
+@pytest.mark.promise("No tenant gets more than its rate.", "tenants")
 async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSession, tmp_path: Path) -> None:
     """A stream that its client leaves just before its end counts against the rate with every event that came."""
     ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
@@ -272,7 +272,7 @@ async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSess
             assert int(response.headers["Retry-After"]) > 60
 
 
-@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
+@pytest.mark.promise("No tenant gets more than its rate.", "tenants")
 async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """An answer too long to be held counts by the usage at its end, not by one that is part of what was said."""
     ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
@@ -306,7 +306,7 @@ async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: 
                 assert ("Location" in response.headers) == told
 
 
-@pytest.mark.promise("Keys and certificates are replaced without a restart, in all processes.", "admin")
+@pytest.mark.promise("Keys and certificates are replaced without a restart.", "admin")
 async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """A new table counts from the next request on."""
     old = Keyring(tmp_path, acme={})
@@ -320,7 +320,7 @@ async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngi
                 assert response.status == code
 
 
-@pytest.mark.promise("A stored response is its tenant's alone, through any worker and a restart of the hub.", "tenants")
+@pytest.mark.promise("A stored response is its tenant's alone.", "tenants")
 async def test_stored_responses_are_their_tenants(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """Another's stored response looks like one that does not exist, in every way of asking for one; whatever id a
     request asks to be stored under, and whatever ids an answer shows, nobody takes over another's."""

@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.fake_engine.peers import PeerLimits
+from router.config.schema import Settings
 from router.control.control_plane import ControlPlane
 from router.control.local_placement import LocalPlacementService
 from router.core.fleet.lease import Lease
@@ -20,8 +21,11 @@ from router.core.placement.placement_request import PlacementRequest
 from router.core.types.disagg_types import KvConnector, PrefillStage
 from router.core.types.placements import ExternalKv, Outcome
 from router.core.types.replicas import address_of
+from router.http.body_budget import BodyBudget
+from router.ingress.context import IngressContext
+from router.placement_api import PlacementService
 from router.proxy.http_frontend import HttpFrontend
-from router.single_process import RouterServer
+from router.single_process import FrontendGroup, RouterServer
 from router.telemetry.record import RequestRecord
 from tests.support import fakes
 from tests.support.waiting import until
@@ -96,6 +100,16 @@ class SplitPlacer:
 
 
 @asynccontextmanager
+async def frontend(settings: Settings, placer: PlacementService, hub: ControlPlane) -> AsyncIterator[HttpFrontend]:
+    """An edge of this hub which places by another service than the hub's."""
+    async with IngressContext(settings, placer, hub.prompts) as desk:
+        bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
+        async with HttpFrontend(settings, placer, desk, bodies) as edge:
+            hub.attach_frontends(FrontendGroup(desk, [edge]))
+            yield edge
+
+
+@asynccontextmanager
 async def splitting(
     handshake: KvConnector,
     prefill: Sequence[str],
@@ -107,8 +121,7 @@ async def splitting(
     settings = fakes.settings(*prefill, *decode, disagg__kv_connector=handshake.value, **overrides)
     async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as hub:
         placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
-        async with HttpFrontend(settings, placer) as edge:
-            hub.attach_frontends(edge)
+        async with frontend(settings, placer, hub) as edge:
             await hub.probe_now()
             yield edge, placer, hub
 

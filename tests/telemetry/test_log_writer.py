@@ -1,11 +1,10 @@
-"""Log lines on their way out: pipes that are full, gone or shared."""
+"""Log lines on their way out: pipes that are full or gone."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -119,23 +118,18 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
     assert writer.dropped == 2
 
 
-def test_pieces_of_several_processes_do_not_mix() -> None:
-    """Where standard error is shared, what is written at once is whole lines, at most PIPE_BUF bytes; alone, more."""
+def test_pieces_are_whole_lines() -> None:
+    """What is written at once is whole lines, at most PIECE_BYTES_MAX bytes."""
     lines = [b"x" * (n % 300) for n in range(2_000)]
-    written: dict[bool, list[bytes]] = {}
-    for shared in (True, False):
-        gate = Gate()
-        gate.open.set()
-        writer = AsyncLogWriter(gate, notice, shared=shared)
-        for line in lines:
-            writer.write(line)
-        writer.close()
-        written[shared] = gate.pieces
-        assert b"".join(gate.pieces).split(b"\n") == [*lines, b""]
-        assert all(piece.endswith(b"\n") for piece in gate.pieces)
-
-    assert max(map(len, written[True])) <= select.PIPE_BUF
-    assert select.PIPE_BUF < max(map(len, written[False])) <= PIECE_BYTES_MAX
+    gate = Gate()
+    gate.open.set()
+    writer = AsyncLogWriter(gate, notice)
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    assert b"".join(gate.pieces).split(b"\n") == [*lines, b""]
+    assert all(piece.endswith(b"\n") for piece in gate.pieces)
+    assert max(map(len, gate.pieces)) <= PIECE_BYTES_MAX
 
 
 def test_lines_of_all_threads_arrive() -> None:

@@ -208,7 +208,7 @@
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraArgs -}}
-  {{- if regexMatch "^(--(config|face|mode|host|port|admin-port|workers)(=|$)|(--set=)?(listen|gateway|extproc|discovery|admin|events.bind|auth.keys)[._])" . -}}
+  {{- if regexMatch "^(--(config|face|mode|host|port|admin-port)(=|$)|(--set=)?(listen|gateway|extproc|discovery|admin|events.bind|auth.keys)[._])" . -}}
     {{- $p = append $p (printf "extraArgs: '%s' would bypass the chart, which derives ports, permissions and monitors from config, adminToken and apiKeys: set it there" .) -}}
   {{- end -}}
 {{- end -}}

@@ -90,12 +90,6 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* Number of processes of a pod: workers, plus the control plane (hub) if there are several workers. */}}
-{{- define "warmroute.processes" -}}
-{{- $workers := int (dig "listen" "workers" 1 (include "warmroute.config" . | fromJson)) -}}
-{{- if gt $workers 1 }}{{ add $workers 1 }}{{ else }}1{{ end -}}
-{{- end -}}
-
 {{/* Resources, as JSON. Given ones (second argument) override computed ones (first), and null removes an amount. */}}
 {{- define "warmroute.merged" -}}
 {{- $all := deepCopy (index . 0) -}}
@@ -118,7 +112,6 @@ seccompProfile:
 {{/* Resources of a router, as JSON. */}}
 {{- define "warmroute.resources" -}}
 {{- $config := include "warmroute.config" . | fromJson -}}
-{{- $processes := int (include "warmroute.processes" .) -}}
 {{- $index := dig "routing" "index_bytes_max" 268435456 $config | float64 -}}
 {{- $tokens := dig "tokens" "cache_bytes_max" 134217728 $config | float64 -}}
 {{- $events := dig "events" "index_bytes_max" 1073741824 $config | float64 -}}
@@ -126,9 +119,9 @@ seccompProfile:
 {{- $queue := dig "admission" "queue_bytes_max" 268435456 $config | float64 -}}
 {{- $bodies := dig "limits" "total_body_bytes_max" 1073741824 $config | float64 -}}
 {{- $bytes := addf (mulf $index 1.25) $tokens -}}
-{{- $request := add 128 (mul 64 $processes) (divf $bytes 1048576 | ceil | int) -}}
+{{- $request := add 192 (divf $bytes 1048576 | ceil | int) -}}
 {{- $limit := add $request (divf (addf (maxf (mulf $queue 1.5) $bodies) $events) 1048576 | ceil | int) -}}
-{{- $requests := dict "cpu" (printf "%dm" (mul 500 $processes)) "memory" (printf "%dMi" $request) -}}
+{{- $requests := dict "cpu" "500m" "memory" (printf "%dMi" $request) -}}
 {{- $computed := dict "requests" $requests "limits" (dict "memory" (printf "%dMi" $limit)) -}}
 {{- include "warmroute.merged" (list $computed .Values.resources) -}}
 {{- end -}}

@@ -112,9 +112,6 @@
   {{- end -}}
 {{- end -}}
 {{- if include "warmroute.picks" . -}}
-  {{- if gt (int (dig "listen" "workers" 1 (include "warmroute.config" . | fromJson))) 1 -}}
-    {{- $p = append $p (printf "config.listen.workers: a picker has one process; increase replicaCount instead (mode: %s)" (include "warmroute.mode" .)) -}}
-  {{- end -}}
   {{- $ports := list (int (include "warmroute.port" .)) (int (include "warmroute.adminPort" .)) (int (include "warmroute.pickerPort" .)) (int (include "warmroute.pickerHealthPort" .)) -}}
   {{- if or (has 0 $ports) (ne (len (uniq $ports)) 4) -}}
     {{- $p = append $p "config.listen.port, config.listen.admin_port, config.extproc.port and config.extproc.health_port must be four different fixed numbers" -}}

@@ -139,7 +139,7 @@ def _placement(row: Row) -> Iterator[str]:
         yield f"Candidates, {len(row['candidates'])} of {row['weighed']} with a price; times and prices in ms:"
         yield from _candidates(row["candidates"], row["replica"])
     else:
-        yield "Prices of other candidates are unknown: the worker placed the request without the hub."
+        yield "Prices of other candidates are unknown."
 
 
 def _candidates(candidates: Sequence[Row], chosen: str) -> Iterator[str]:

@@ -54,7 +54,6 @@ class TenantRateLimits:
     def __init__(self) -> None:
         self._tenants: Mapping[str, Rates] = {}
         self._buckets: dict[tuple[str, bool], Bucket] = {}  # (tenant, True for tokens, False for requests) -> bucket
-        self._changed: set[str] = set()  # tenants that consumed since their levels were last published
         self._parts: Mapping[str, float] = {}  # tenant -> its part of its rates here, if not `_part`
         self._part = 1.0  # part of the rates of all other tenants that is allotted to this router
         self._spent: dict[str, list[float]] = {}  # requests and tokens consumed here so far, by tenant
@@ -108,29 +107,17 @@ class TenantRateLimits:
             if tokens_per_min:
                 self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
 
-    def debit(self, tenant: str, requests: float, tokens: float, now_s: float, *, elsewhere: bool = False) -> None:
-        """Charge both of a tenant's buckets for consumption without admission, even if they become negative. With
-        `elsewhere` another router caused it, so it does not count as consumed here."""
+    def debit(self, tenant: str, requests: float, tokens: float, now_s: float) -> None:
+        """Charge both of a tenant's buckets for consumption on another router, even if they become negative. It does
+        not count as consumed here."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
-        if elsewhere:
-            self._changed.add(tenant)
-        else:
-            self._note(tenant, requests, tokens)
         requests_per_min, tokens_per_min = self._in_force(tenant, rates)
         if requests_per_min:
             self._bucket(tenant, False, requests_per_min, now_s).level -= requests
         if tokens_per_min:
             self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
-
-    def levels(self, now_s: float, *, changed: bool = False) -> dict[str, RateLevels]:
-        """Return the remaining levels of each tenant that ever consumed; with `changed` only of tenants with changes
-        since the last such call."""
-        names = self._changed if changed else {name for name, _ in self._buckets}
-        if changed:
-            self._changed = set()
-        return {name: self._levels_of(name, self._tenants[name], now_s) for name in names if name in self._tenants}
 
     def set_levels(self, levels: Mapping[str, RateLevels], now_s: float) -> None:
         """Take over the remaining levels of these tenants."""
@@ -183,7 +170,6 @@ class TenantRateLimits:
         self._part, self._parts = part, parts
         for key, level in levels.items():
             self._buckets[key].level = level
-            self._changed.add(key[0])
 
     def _in_force(self, tenant: str, rates: Rates) -> RateLevels:
         """Return the requests and tokens per minute that are allotted to this router."""
@@ -193,7 +179,6 @@ class TenantRateLimits:
 
     def _note(self, tenant: str, requests: float, tokens: float) -> None:
         """Record a tenant's consumption on this router."""
-        self._changed.add(tenant)
         self._spenders.add(tenant)
         spent = self._spent.get(tenant)
         if spent is None:

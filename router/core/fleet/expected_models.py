@@ -70,18 +70,15 @@ class ExpectedModels:
         """Return every expected name with its base model, the declared ones first."""
         return {name: name for name in self.declared} | {name: gone.base for name, gone in self._gone.items()}
 
-    def list_adaptable(self) -> list[str]:
-        """Return the names that also accept `name:adapter`."""
-        return [name for name, gone in self._gone.items() if gone.adapts]
-
-
-def expected_base(name: str | None, bases: dict[str, str], adapting: Iterable[str]) -> str:
-    """Return the base model of a name, or "" if the name is not expected. For None, return the only expected base
-    model."""
-    if name is None:
-        only = set(bases.values())
-        return next(iter(only)) if len(only) == 1 else ""
-    if name in bases:
-        return bases[name]
-    longest = max((each for each in adapting if name.startswith(each + ":")), key=len, default="")
-    return bases.get(longest, "")
+    def find_base(self, name: str | None) -> str:
+        """Return the base model of a name, or "" if the name is not expected. For None, return the only expected base
+        model."""
+        bases = self.bases()
+        if name is None:
+            only = set(bases.values())
+            return next(iter(only)) if len(only) == 1 else ""
+        if name in bases:
+            return bases[name]
+        adapting = (each for each, gone in self._gone.items() if gone.adapts)  # names that also accept `name:adapter`
+        longest = max((each for each in adapting if name.startswith(each + ":")), key=len, default="")
+        return bases.get(longest, "")

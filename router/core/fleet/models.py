@@ -8,7 +8,7 @@ from itertools import islice
 
 from router.core.cache_state.event_index import EventIndex
 from router.core.estimators.token_ratio import ModelTokens
-from router.core.fleet.expected_models import ExpectedModels, expected_base
+from router.core.fleet.expected_models import ExpectedModels
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.prompts.cache_identity import CacheIdentities
@@ -74,7 +74,7 @@ class Models:
 
     def find_expected_base(self, model: str | None) -> str:
         """Return the expected base model for a name, or for a request without one; "" for any other name."""
-        return expected_base(model, self.expected.bases(), self.expected.list_adaptable())
+        return self.expected.find_base(model)
 
     def adapter(self, model: str) -> str:
         """Return the LoRA adapter that a model name stands for; "" for a base model."""

@@ -88,7 +88,7 @@ class DifferenceKind(StrEnum):
     OTHER = "other"
 
 
-class Difference(Struct, array_like=True, gc=False):  # an array when workers send it to the control plane
+class Difference(Struct, gc=False):
     """First difference between a prompt and an earlier one of its conversation or template."""
 
     change: DifferenceKind
@@ -110,7 +110,7 @@ SHAPE_CHARS_MAX = 64
 EXCERPT_CHARS_MAX = 160
 
 
-class PromptAnalysis(Struct, array_like=True):
+class PromptAnalysis(Struct):
     """Result of comparing a prompt with the texts of earlier prompts, before it is placed. Bytes are canonical
     bytes."""
 
@@ -144,7 +144,7 @@ class Template(Struct):
     body: bytes = b""  # shortest request with the whole template, to warm a replica; empty if too long to keep
 
 
-class TokenBreakdown(Struct, array_like=True, gc=False):
+class TokenBreakdown(Struct, gc=False):
     """A prompt's tokens: those found, on the GPU or outside it, and the reasons for the others. `misses` has only
     non-zero entries.
 

@@ -248,7 +248,6 @@ class Receipt(Struct, gc=False):
     miss: TokenBreakdown | None = None  # predicted misses by reason; None without an observatory
     replay: bool = False  # an identical prompt was requested before, within the observatory's window
     seen_blocks: int = 0  # leading blocks that were computed before, on any replica
-    at_hub: tuple[int, int] | None = None  # (lease, connection) under which the control plane keeps the full receipt
     ttft_ms: float = 0.0  # predicted median time to first token from the placement; 0: unknown
     ttft_p90_ms: float = 0.0  # predicted 90th percentile of the same time
     weighed: int = 0  # number of candidates that were priced

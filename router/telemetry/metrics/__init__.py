@@ -81,7 +81,6 @@ class Metrics:
         self.know_tenants = self._tallies.set_tenants
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
-        self._totals = figures.totals
         self._former_names = former_names
         read: tuple[Collector, ...] = (
             Gauges(router, self._tallies, figures),
@@ -173,7 +172,6 @@ class Metrics:
 
     def _collect_tallies(self) -> list[Counter | Histogram]:
         self._tallies.serve(self._router.models.expected.declared, sorted(self._router.model_names()))
-        self._tallies.hub_lost(self._totals.hub_lost())
         self._tallies.set_engine_counts(self._engine_count.sums)
         ledger = self._ledger()
         if ledger is not None:

@@ -1,4 +1,4 @@
-"""Metrics that are read at a scrape: of the Router, of event streams, of this and other processes.
+"""Metrics that are read at a scrape: of the Router, of event streams, of this process.
 
 These collectors keep no state, so the series of a replica end when it leaves. Every name is always present, so that
 dashboards find it.
@@ -17,6 +17,7 @@ from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
 from router.core.types.placements import REPLICA_GRADES
 from router.former_names import UNTIL
+from router.telemetry import logs
 from router.telemetry.build import Build, build
 from router.telemetry.counters import RequestMetrics
 from router.telemetry.loop_lag import BOUNDS_S
@@ -58,7 +59,7 @@ class Gauges(Collector):
         text = "Unix time of the last successful configuration reload."
         yield gauge("last_reload_timestamp_seconds", text, (), [((), tallies.reloaded_at_s)])
         text = "Log lines dropped because standard error was not read in time."
-        yield counter("log_lines_dropped", text, totals.lines_dropped())
+        yield counter("log_lines_dropped", text, logs.count_dropped())
         text = "Trace spans dropped because the collector failed or the queue was full."
         yield counter("spans_dropped", text, totals.spans_dropped())
         failing, kept_bytes, lost = figures.history()
@@ -83,9 +84,7 @@ class Gauges(Collector):
         text = "Connections closed by the admin listener, by the limit that was exceeded."
         yield counters("admin_connections_closed", text, "reason", refused.items())
         text = "Delay of event-loop timers, if 5 ms or more; ten timers are due per second."
-        yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls())
-        text = "CPU time of worker processes; that of this process, the hub, is process_cpu_seconds_total."
-        yield counter("worker_cpu_seconds", text, totals.workers_cpu_s())
+        yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls.series)
 
     def _collect_by_model(self) -> Iterable[Metric]:
         under_way = UnderWay(self._router, self._tallies, self._figures)

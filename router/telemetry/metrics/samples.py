@@ -79,4 +79,4 @@ class MetricSources:
     state: Callable[[], SnapshotMetrics | None] = lambda: None
     """Saved and restored state; None if no state is kept."""
     totals: ProcessTotals = field(default_factory=ProcessTotals)
-    """Totals of all processes."""
+    """Totals of the data planes, and stalls of the event loop."""

@@ -7,7 +7,6 @@ from tests.attack.targets import (
     bodies,
     engine_pages,
     http,
-    hub,
     kubernetes,
     kv_events,
     logs,
@@ -19,6 +18,6 @@ from tests.attack.targets import (
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for module in (http, bodies, streams, logs, kv_events, hub, settings, sharing, kubernetes, engine_pages, models)
+    for module in (http, bodies, streams, logs, kv_events, settings, sharing, kubernetes, engine_pages, models)
     for target in module.TARGETS
 }

@@ -32,7 +32,7 @@ def asked(placer: LocalPlacementService, wanted: PlacementRequest, exclude: froz
     """A list that holds the answer to a request, or will: a lease, or the error that it was turned away with."""
     answers: list[Any] = []
     try:
-        answer = placer.ask(wanted, exclude, answers.append)
+        answer = placer.admission.admit(wanted, exclude, answers.append)
     except (Shed, NoReplicaReady) as error:
         answers.append(error)
     else:

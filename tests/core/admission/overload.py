@@ -141,7 +141,7 @@ class Overload:
                 seen.errors += 1
 
         try:
-            answer = self.placer.ask(wanted, frozenset(), answered)
+            answer = self.placer.admission.admit(wanted, frozenset(), answered)
         except Exception as error:
             answered(error)
         else:

@@ -110,7 +110,7 @@ def test_a_lease_that_ends_makes_room_at_once() -> None:
     (first,) = fleet.ask()
     wanted = want()
     answers: list[Any] = []
-    assert isinstance(fleet.placer.ask(wanted, frozenset(), answers.append), Ticket)
+    assert isinstance(fleet.placer.admission.admit(wanted, frozenset(), answers.append), Ticket)
     later = fleet.ask()
     fleet.world.now_s += 1.5
     fleet.finish(first)

@@ -252,7 +252,7 @@ def test_others_wait_for_a_calm_replica_while_deadlines_are_asked_for() -> None:
     fleet = Fleet(queue_timeout_s=100.0)
     long = want()
     long.body_tokens = 100_000
-    leases = [fleet.placer.ask(long, frozenset(), lambda _: None), *fleet.ask()]
+    leases = [fleet.placer.admission.admit(long, frozenset(), lambda _: None), *fleet.ask()]
     for _ in range(2):
         leases += fleet.ask(due_s=fleet.world.now_s + 0.5)
         patient = fleet.ask()
@@ -283,7 +283,7 @@ def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
             assert isinstance(lease, Lease)
             fleet.placer.first_token(lease, fleet.world.now_s)
         for _ in range(3):
-            assert isinstance(fleet.placer.ask(long, frozenset(), leases.append), Lease)
+            assert isinstance(fleet.placer.admission.admit(long, frozenset(), leases.append), Lease)
         assert fleet.admission.count_queued()[0][NORMAL] == 0
         fleet.ask()
         assert fleet.admission.count_queued()[0][NORMAL] == waits
@@ -294,7 +294,7 @@ def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> No
     fleet = Fleet(queue_timeout_s=100.0)
     long = want()
     long.body_tokens = 100_000
-    lease = fleet.placer.ask(long, frozenset(), lambda _: None)
+    lease = fleet.placer.admission.admit(long, frozenset(), lambda _: None)
     assert isinstance(lease, Lease)
     fleet.ask(due_s=fleet.world.now_s + 0.5)
     patient = fleet.ask()
@@ -310,7 +310,7 @@ def test_a_request_that_waits_for_others_deadlines_is_placed_in_the_end() -> Non
     fleet = Fleet(queue_timeout_s=10.0)
     long = want("d")
     long.body_tokens = 100_000
-    assert isinstance(fleet.placer.ask(long, frozenset(), lambda _: None), Lease)
+    assert isinstance(fleet.placer.admission.admit(long, frozenset(), lambda _: None), Lease)
     fleet.ask("d", due_s=fleet.world.now_s + 0.5)
     for _ in range(50):
         fleet.admission._admission.deadlines.note_first_token("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)

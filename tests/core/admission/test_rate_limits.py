@@ -25,7 +25,7 @@ def quotas(**tenants: Tenant) -> TenantRateLimits:
     return it
 
 
-@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
+@pytest.mark.promise("No tenant gets more than its rate.", "tenants")
 @pytest.mark.promise("A tenant over its rate gets the exact time until its next request.", "tenants")
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 500)), max_size=80), st.sampled_from([1, 7, 60, 600]))
 @settings(deadline=None)

@@ -97,7 +97,7 @@ def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
     fleet.ask("x")
     fleet.ask("x")
     answers: list[Any] = []
-    ticket = fleet.placer.ask(want("t"), frozenset(), answers.append)
+    ticket = fleet.placer.admission.admit(want("t"), frozenset(), answers.append)
     assert isinstance(ticket, Ticket)
     assert level() == 8
     fleet.admission.cancel(ticket)
@@ -151,7 +151,7 @@ class Doors(RuleBasedStateMachine):
         self.asked += 1
         number = self.asked
         try:
-            answer = self.fleet.placer.ask(
+            answer = self.fleet.placer.admission.admit(
                 want(tenant, priority, model=model), frozenset(), lambda answer: self.told(number, answer)
             )
         except (Shed, NoReplicaReady) as error:
@@ -278,7 +278,7 @@ def test_who_comes_again_goes_on_waiting(told: bool) -> None:
 
     def again(asked: PlacementRequest) -> tuple[list[Any], Ticket]:
         answers: list[Any] = []
-        ticket = fleet.placer.ask(asked, frozenset(), answers.append)
+        ticket = fleet.placer.admission.admit(asked, frozenset(), answers.append)
         assert isinstance(ticket, Ticket)
         return answers, ticket
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.expected_models import GONE_MAX, GONE_S, ExpectedModels, expected_base
+from router.core.fleet.expected_models import GONE_MAX, GONE_S, ExpectedModels
 from router.core.fleet.models import NoReplicaReady, UnknownModel
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -80,7 +80,7 @@ def test_adapters_stand_for_their_base_model() -> None:
     assert [awaited(name) for name in ("m", "lora", "m:lora", "s:any", None)] == ["m", "m", "", "", "m"]
     fleet_of(router, {})
     assert [awaited(name) for name in ("s:any", "sx:any", None)] == ["s", "", ""]
-    assert expected_base(None, {}, ()) == ""
+    assert ExpectedModels().find_base(None) == ""
 
 
 @pytest.mark.parametrize("keeps", [True, False])

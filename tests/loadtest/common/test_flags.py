@@ -65,7 +65,6 @@ def test_what_is_not_is_said(
         ("faults", "--soak", "-1"),
         ("overhead", "--slack", "inf"),
         ("sizing", "--seconds", "0"),
-        ("sizing", "--workers", "0"),
         ("sidechannel", "--probes", "0"),
         ("story", "--time-scale", "-1"),
     ],

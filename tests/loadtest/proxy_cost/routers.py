@@ -9,17 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadtest.common.report import Row
 from loadtest.proxy_cost import command as overhead
 from loadtest.proxy_cost import failover as overhead_continuing
 from loadtest.proxy_cost import observatory as overhead_observatory
 from loadtest.proxy_cost.load import CpuSample
-
-
-def found(*rates: float, errors: int = 0) -> list[Row]:
-    """Replays with these token hit rates."""
-    kinds = {"broken": errors} if errors else {}
-    return [Row(requests=300, errors=errors, errors_by_kind=kinds, token_hit_rate=rate) for rate in rates]
 
 
 def asked(off_us: float, on_us: float, errors: int = 0) -> tuple[CpuSample, CpuSample]:

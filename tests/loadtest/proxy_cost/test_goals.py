@@ -21,10 +21,9 @@ from loadtest.proxy_cost import failover as overhead_continuing
 from loadtest.proxy_cost import load as overhead_load
 from loadtest.proxy_cost import observatory as overhead_observatory
 from loadtest.proxy_cost import report as overhead_report
-from loadtest.proxy_cost import workers as overhead_workers
 from loadtest.proxy_cost.load import CpuSample
 from loadtest.proxy_cost.report import CASES, CaseRun, goals, row_of
-from tests.loadtest.proxy_cost.routers import asked, found, run, warmroute
+from tests.loadtest.proxy_cost.routers import asked, run, warmroute
 
 # A router of no virtue: it copies bytes between a client and the first replica.
 PIPE = """
@@ -67,51 +66,6 @@ def test_rows_are_medians_of_rounds() -> None:
 def streamed(cpu_us: float, errors: int = 0) -> CpuSample:
     """A window of 100 events, these µs each."""
     return CpuSample(4, Counter({"closed": errors} if errors else {}), 1.0, cpu_us * 100 / 1e6, 100)
-
-
-@pytest.mark.parametrize(
-    ("two", "slack", "got", "ok"),
-    [
-        ((22.0, 11.0, 30.0), 0.0, 1.1, True),
-        ((22.2, 11.0, 30.0), 0.0, 1.11, False),
-        ((22.2, 11.0, 30.0), 0.02, 1.11, True),
-    ],
-)
-def test_chunks_of_two_workers_are_compared_round_by_round(
-    two: tuple[float, ...], slack: float, got: float, ok: bool
-) -> None:
-    """The figure is the median of ratios of rounds, not a ratio of medians; slack is a part of the limit."""
-    row = overhead_workers.chunk_row([streamed(us) for us in (20.0, 20.0, 10.0)], [streamed(us) for us in two], slack)
-
-    assert (row.got, row.ok, row.errors) == (got, ok, 0)
-    assert row.cpu_us_per_chunk == two[0]
-    assert "(20.0 µs)" in (row.goal or "")
-
-
-def test_chunks_with_errors_or_without_events_are_a_miss() -> None:
-    """Errors of either count, and a router that relayed nothing is not cheap."""
-    assert overhead_workers.chunk_row([streamed(20.0, errors=2)], [streamed(10.0)], 0.0).ok is False
-    assert overhead_workers.chunk_row([streamed(20.0)], [streamed(10.0, errors=2)], 0.0).errors == 2
-    assert overhead_workers.chunk_row([CpuSample()], [CpuSample()], 0.0).ok is False
-
-
-@pytest.mark.parametrize(
-    ("two", "got", "ok"), [((0.909, 0.909), 0.9, True), ((0.891, 0.891), 0.9, True), ((0.890, 0.888), 1.1, False)]
-)
-def test_hit_rates_of_two_workers_are_within_a_point(two: tuple[float, ...], got: float, ok: bool) -> None:
-    """Means of runs are compared, in points, either way; how far one worker is from itself is said."""
-    row = overhead_workers.hits_row(found(0.898, 0.902), found(*two))
-
-    assert (row.expected, row.got, row.ok, row.requests) == (1.0, got, ok, 1_200)
-    assert row.token_hit_rate == pytest.approx(sum(two) / 2)
-    assert "(90.0 %, whose own runs lie 0.4 apart)" in (row.goal or "")
-
-
-def test_hit_rates_with_errors_or_without_counters_are_a_miss() -> None:
-    """Requests that failed were not found in any cache, so nothing is judged from the others."""
-    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).errors == 3
-    assert overhead_workers.hits_row(found(0.9), found(0.9, errors=3)).ok is False
-    assert overhead_workers.hits_row(found(0.9), [Row(errors=1, errors_by_kind={"no engine": 1})]).ok is False
 
 
 @pytest.mark.parametrize(("on_us", "slack", "got", "ok"), [(105.0, 0.0, 1.05, True), (107.0, 0.0, 1.07, False)])
@@ -206,33 +160,6 @@ async def test_a_case_that_misses_its_goal_is_measured_again(monkeypatch: pytest
         assert judged == {"short": got, "mid": 0.1}
 
 
-async def test_one_and_two_workers_take_turns() -> None:
-    """Who goes first changes with every round, and as many runs are told as were announced."""
-    streams_, replays, told = list[int](), list[int](), list[int]()
-
-    async def stream(workers: int) -> CpuSample:
-        streams_.append(workers)
-        return streamed(10.0 * workers)
-
-    async def replay(workers: int) -> Row:
-        replays.append(workers)
-        return found(workers / 10)[0]
-
-    rows = await overhead_workers.rows(stream, replay, 3, 0.0, lambda: told.append(1))
-
-    assert (streams_, replays) == ([1, 2, 2, 1, 1, 2], [1, 2, 2, 1])
-    assert len(told) == overhead_workers.steps(3)
-    assert [(row.workload, row.got) for row in rows] == [("workers_chunk", 2.0), ("workers_hits", 10.0)]
-
-
-async def test_a_router_that_does_not_start_is_an_error_of_the_replay() -> None:
-    """It says why, and what else was measured is kept."""
-    row = await overhead_workers.measure_replay(2, ["--no-such-flag"])
-
-    assert row.errors == 1
-    assert "unknown flag '--no-such-flag'" in next(iter(row.errors_by_kind))
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few connections and short phases."""
@@ -244,9 +171,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(overhead_load, name, value_s)
     for name, value in (("FLOOD_BYTES", 20_000_000), ("STALLED_S", 0.3), ("STALL_S", 0.1)):
         monkeypatch.setattr(extremes, name, value)
-    workload = overhead_workers.WORKLOAD.replace_replay(requests_max=40, time_scale=10_000.0)
-    monkeypatch.setattr(overhead_workers, "WORKLOAD", workload)
-    monkeypatch.setattr(overhead_workers, "RUNS", 1)
 
 
 @pytest.mark.long
@@ -292,22 +216,6 @@ def test_wrong_answers_decide_without_check(tmp_path: Path) -> None:
     assert [(row["case"], bool(row["errors"])) for row in measured] == [("short", False), ("mid", True)]
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("small")
-def test_command_compares_workers(tmp_path: Path) -> None:
-    """Both rows are there: streams through one worker and two, and a trace whose prompts are found by either."""
-    status, rows = run(["--routers", "warmroute", "--cases", "workers"], tmp_path)
-
-    assert status == 0
-    assert [(row["workload"], row["router"], row["errors"]) for row in rows] == [
-        ("workers_chunk", "warmroute", 0),
-        ("workers_hits", "warmroute", 0),
-    ]
-    assert float(str(rows[0]["got"])) > 0
-    assert rows[1]["requests"] == 2 * 40
-    assert float(str(rows[1]["token_hit_rate"])) > 0.3
-
-
 def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run goes on without it and says why; a name that is not there ends the command at once."""
     status, rows = run(
@@ -334,8 +242,6 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
         row.cpu_us_per_chunk = 15.0 if CASES[row.case or ""].streams else None
         row.cpu_us_per_request = None if CASES[row.case or ""].streams else 90.0
     alone = [Row(workload="slow_reader", goal="g"), Row(workload="long_prompts", goal="g")]
-    alone += [overhead_workers.chunk_row([streamed(16.0)], [streamed(16.8)], 0.0)]
-    alone += [overhead_workers.hits_row(found(0.94), found(0.943))]
     alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
     alone += [overhead_continuing.row_of([(streamed(20.0), streamed(50.0))], 0.0)]
     write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
@@ -345,10 +251,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
         assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
         assert "nginx 1.22.1" in text
         assert "not judged" in text
-        assert "x that with 1 worker (16.0 µs) | 1.10 | 1.05 | met |" in text
-        assert "(94.0 %, whose own runs lie 0.0 apart) | 1.00 | 0.30 | met |" in text
         assert "of those that may not (20.0 µs) | 3.00 | 2.50 | met |" in text
-        assert "- workers_hits: the sessions of the first 300 requests" in text
     whole = [*rows, *alone]
     for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
         write_json(file, command, some)

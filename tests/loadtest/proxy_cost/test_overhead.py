@@ -291,14 +291,8 @@ def test_command_lines(tmp_path: Path) -> None:
 
     assert made.name == "mine"
     assert made.words(5, urls, tmp_path) == ["run", "--port", "5", *urls, f"--all={' '.join(urls)}"]
-    assert rivals.ours(2).words(5, urls, tmp_path)[-6:] == [
-        "--replica",
-        urls[0],
-        "--replica",
-        urls[1],
-        "--workers",
-        "2",
-    ]
+    words = rivals.ours(["--policy", "warm"]).words(5, urls, tmp_path)
+    assert words[-6:] == ["--replica", urls[0], "--replica", urls[1], "--policy", "warm"]
     for wrong in ("mine", "=x {port} {urls}", "mine=run {port}"):
         with pytest.raises(rivals.RivalError):
             rivals.custom(wrong)

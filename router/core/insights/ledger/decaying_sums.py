@@ -78,7 +78,7 @@ class FadingRatio:
 
     def add(self, part: float, whole: float, now_s: float) -> None:
         """Add to part and whole, and fade earlier values. Steps of less than AGAIN_S are not faded."""
-        if now_s > self._at_s + AGAIN_S:  # records of several workers may be out of order
+        if now_s > self._at_s + AGAIN_S:  # records may be out of order
             fade = exp((self._at_s - now_s) / self._window_s)
             self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
         self._part += part

@@ -1,6 +1,6 @@
 """Templates, and sums over the requests that begin with them: the branches of a radix tree.
 
-Processes that see texts define the templates (`know`). The ends of requests provide the sums (totals.py). A request
+Data planes see texts, and define the templates (`know`). The ends of requests provide the sums (totals.py). A request
 counts for the longest template that it begins with. Pages count it for all templates that it begins with, so that a
 branch is as wide as its twigs together. Sums fade: see decaying_sums.py.
 """
@@ -24,20 +24,18 @@ BRANCHING_MAX = 16  # levels of longer templates that are searched for a holder 
 OTHERS_ROWS_MAX = 16  # templates drawn as one for which the common properties and holders are listed
 MARGIN = 8  # 1 in this number of templates, the least used, is evicted at once: sorting is expensive
 ANCESTORS_MAX = 16  # levels of shorter templates that are searched for a label
-SOURCES_MAX = 1_024  # processes with a stored count for one template
 
 
 class Branch:
-    """One template. `facts` is None until a process has defined it."""
+    """One template. `facts` is None until a data plane has defined it."""
 
-    __slots__ = ("conversations", "crowded_out", "facts", "model", "sums")
+    __slots__ = ("crowded_out", "facts", "model", "sums")
 
     def __init__(self) -> None:
         self.facts: Template | None = None
         self.sums = zeros()  # weighted sums (sums.Fading)
         self.crowded_out = 0.0  # weighted tokens evicted while the template, or one that it begins with, had a loss
         self.model = ""  # model of the last request
-        self.conversations: dict[str, int] = {}  # number of conversations, by the process that saw them
 
 
 class TemplateTree:
@@ -58,9 +56,8 @@ class TemplateTree:
             branch = self.all[id_] = Branch()
         return branch
 
-    def know(self, templates: Iterable[Template], source: str) -> None:
-        """Store the definitions of templates from a process that sees texts. Each of several processes has seen other
-        conversations, and may not know the shorter templates yet. A body that was sent once need not be sent again."""
+    def know(self, templates: Iterable[Template]) -> None:
+        """Store the definitions of templates. A body that was reported once need not be reported again."""
         for told in templates:
             if not told.id:
                 continue
@@ -71,8 +68,6 @@ class TemplateTree:
             same = body is told.body and parent == told.parent
             branch.facts = told if same else replace(told, body=body, parent=parent)
             self._body_bytes += len(body) - len(known)
-            if source in branch.conversations or len(branch.conversations) < SOURCES_MAX:
-                branch.conversations[source] = told.conversations
         if self._body_bytes > BODIES_BYTES_MAX:
             self._drop_bodies()
 
@@ -96,9 +91,9 @@ class TemplateTree:
         return branch.facts.prompt_bytes if branch is not None and branch.facts is not None else 0
 
     def conversations(self, id_: int) -> int:
-        """Return the number of conversations that have begun with a template, as reported by all processes."""
+        """Return the number of conversations that have begun with a template."""
         branch = self.all.get(id_)
-        return sum(branch.conversations.values()) if branch is not None else 0
+        return branch.facts.conversations if branch is not None and branch.facts is not None else 0
 
     def crowded_out(self) -> dict[int, float]:
         """Return weighted tokens that were evicted while a loss existed that may have caused it, by template."""
@@ -281,7 +276,7 @@ class Views:
             "path": facts.path if facts is not None else "",
             "tools": facts.tools if facts is not None else 0,
             "messages": facts.messages if facts is not None else 0,
-            "conversations": sum(self._all[id_].conversations.values()),
+            "conversations": facts.conversations if facts is not None else 0,
             "misses": misses_of([value / self._weight for value in sums]),
             "differences": differences,
             "can_prewarm": facts is not None and bool(facts.body),

@@ -224,9 +224,9 @@ class Ledger:
             for faded in (self.branches, self.groups, self.losses):
                 faded.fade(factor)
 
-    def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """Store the definitions of templates from `source`, a process that sees texts."""
-        self.branches.know(templates, source)
+    def know(self, templates: Iterable[Template]) -> None:
+        """Store the definitions of templates."""
+        self.branches.know(templates)
 
     # -- pages ---------------------------------------------------------------------------------------------------
 

@@ -20,13 +20,12 @@ from tests.core.insights.ledger.records import BEGAN_S, difference, ledger, page
 CANARY = "the canary sings"
 
 
-def test_conversations_of_all_workers_count() -> None:
-    """Each worker sees conversations of its own; who tells again tells anew."""
+def test_conversations_are_those_told_last() -> None:
+    """What is told again counts once."""
     of = ledger()
-    of.know([Template(1, 0, 1_000, 0, conversations=2)], "worker 0")
-    of.know([Template(1, 0, 1_000, 0, conversations=3)], "worker 1")
-    of.know([Template(1, 0, 1_000, 0, conversations=4)], "worker 0")
-    assert views(of).template(1, [])["conversations"] == 7
+    of.know([Template(1, 0, 1_000, 0, conversations=2)])
+    of.know([Template(1, 0, 1_000, 0, conversations=4)])
+    assert views(of).template(1, [])["conversations"] == 4
 
 
 def test_who_holds_a_longer_prefix_holds_the_shorter_one() -> None:
@@ -38,11 +37,11 @@ def test_who_holds_a_longer_prefix_holds_the_shorter_one() -> None:
     assert [shown.branch(id_)["holders"] for id_ in (1, 2, 3, 4)] == [["a", "b"], ["b"], ["b"], ["a"]]
 
 
-def test_a_parent_that_one_knows_is_the_parent() -> None:
-    """A worker that has not seen the shorter template yet does not tear the longer one off."""
+def test_a_parent_that_was_known_is_the_parent() -> None:
+    """A template that is told again without the shorter one is not torn off."""
     of = ledger()
-    of.know([Template(1, 0, 500, 0), Template(2, 1, 1_000, 0)], "worker 0")
-    of.know([Template(2, 0, 1_000, 0)], "worker 1")
+    of.know([Template(1, 0, 500, 0), Template(2, 1, 1_000, 0)])
+    of.know([Template(2, 0, 1_000, 0)])
     assert views(of).branch(2)["parent"] == f"{1:016x}"
 
 

@@ -131,7 +131,7 @@ def test_the_timeline_has_ten_minutes_of_steps() -> None:
 
 
 def test_a_clock_that_goes_back_loses_nothing() -> None:
-    """Requests of workers do not come in order; a late one counts in the step under way."""
+    """Requests do not come in order; a late one counts in the step under way."""
     of = ledger()
     for at_s in (30.0, 5.0, 31.0, 0.0):
         of.observe(record(at_s, hit=1))

@@ -22,20 +22,17 @@ import pytest
 from aiohttp import web
 
 from router.config.reload import REFUSED
-from router.multiprocess.child import ALONE_S
 from tests.http.wire import spliced
-from tests.multiprocess.stubs import until
-from tests.multiprocess.test_processes import CHAT, HUB, Command, body, command, json_of, metric, rest_of, streams
+from tests.support.command import CHAT, Command, body, command, json_of, metric, rest_of, streams
 from tests.support.examples import examples
 from tests.support.fakes import FakeEngine, half_then_waits, ok
-from tests.support.waiting import alive
+from tests.support.waiting import until
 
 CONNECTS = examples(int(os.environ.get("WARMROUTE_CONNECTS", "300")))
 KILL_REQUESTS = examples(int(os.environ.get("WARMROUTE_KILL_REQUESTS", "150")))
 AT_ONCE = 50
 RESET_MAX = 2
 RATE_PER_S = 150
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 
 
 async def asked(url: str) -> str:
@@ -72,12 +69,11 @@ async def status_of(url: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) -> None:
+async def test_sigterm_behind_a_load_balancer(engine: FakeEngine) -> None:
     """Not ready at once on both listeners; until the lame duck is over nobody is refused, whoever connects is answered
     and told to come back elsewhere; then the listener closes, the stream ends well, and so does the command."""
     engine.script.append(half_then_waits)
-    async with command(engine, workers=workers, listen__lame_duck_s="1") as router, streams(router.url, 1) as (stream,):
+    async with command(engine, listen__lame_duck_s="1") as router, streams(router.url, 1) as (stream,):
         began_s = time.monotonic()
         router.process.send_signal(signal.SIGTERM)
         while 200 in [await status_of(url + "/readyz") for url in (router.url, router.admin_url)]:
@@ -101,65 +97,43 @@ async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) 
         ended_s = time.monotonic()
         assert await router.process.wait() == 0
         print(
-            f"\n{workers} workers: not ready after {unready_s * 1e3:.0f} ms, {seen['ok']} connects answered, the first "
+            f"\nnot ready after {unready_s * 1e3:.0f} ms, {seen['ok']} connects answered, the first "
             f"refused after {min(seconds[-AT_ONCE:]):.2f} s, ended {time.monotonic() - ended_s:.2f} s after the stream"
         )
         assert min(seconds[-AT_ONCE:]) > 0.9  # the lame duck's second
-        assert not [pid for pid in router.pids() if alive(pid)]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_none_of_many_connects_is_refused(engine: FakeEngine, workers: int) -> None:
-    """So many connects while the command and all its children get SIGTERM, as from systemd: none is refused, each is
+async def test_none_of_many_connects_is_refused(engine: FakeEngine) -> None:
+    """So many connects while the command gets SIGTERM: none is refused, each is
     answered, before the lame duck is over; it lasts as long as it takes to make them."""
-    async with command(engine, workers=workers, listen__lame_duck_s="600") as router:
+    async with command(engine, listen__lame_duck_s="600") as router:
         seen, left = Counter[str](), iter(range(CONNECTS))
 
         async def connects() -> None:
             for number in left:
                 if number == CONNECTS // 3:
-                    os.killpg(router.process.pid, signal.SIGTERM)
+                    router.process.send_signal(signal.SIGTERM)
                 seen[(await asked(router.url)).removesuffix(", but the connection is kept")] += 1
 
         await asyncio.gather(*(connects() for _ in range(AT_ONCE)))
-        print(f"\n{workers} workers: {dict(seen)}")
+        print(f"\n{dict(seen)}")
         assert seen == {"ok": CONNECTS}
         assert await status_of(router.url + "/readyz") == 503
-        await asyncio.sleep(ALONE_S)  # other processes
-        assert await status_of(router.url + "/readyz") == 503
-        assert router.said("a process was started") == (0 if workers == 1 else 3)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_sigint_is_no_lame_duck(engine: FakeEngine, workers: int) -> None:
+async def test_sigint_is_no_lame_duck(engine: FakeEngine) -> None:
     """Ctrl-C drains at once; and a second signal during a lame duck ends it."""
-    async with command(engine, workers=workers, listen__lame_duck_s="600") as router:
+    async with command(engine, listen__lame_duck_s="600") as router:
         router.process.send_signal(signal.SIGINT)
         assert await router.process.wait() == 0
-    async with command(engine, workers=workers, listen__lame_duck_s="600") as router:
+    async with command(engine, listen__lame_duck_s="600") as router:
         router.process.send_signal(signal.SIGTERM)
         while await status_of(router.url + "/readyz") == 200:
             await asyncio.sleep(0.005)
         router.process.send_signal(signal.SIGTERM)
         assert await router.process.wait() == 130
-        await until(lambda: not [pid for pid in router.pids() if alive(pid)])
-
-
-@pytest.mark.long
-async def test_a_worker_that_dies_in_the_lame_duck_is_replaced(engine: FakeEngine) -> None:
-    """Whoever is started then is a lame duck from its first answer on."""
-    async with command(engine, listen__lame_duck_s="600") as router:
-        router.process.send_signal(signal.SIGTERM)
-        while await status_of(router.url + "/readyz") == 200:
-            await asyncio.sleep(0.005)
-        for name in ("worker 0", "worker 1"):
-            os.kill(router.pids(name)[-1], signal.SIGKILL)
-        await until(lambda: router.said("a process was started") == 5)
-        await until(lambda: router.said("a worker joined") == 4)
-        assert [await asked(router.url) for _ in range(8)] == ["ok"] * 8
-        assert await status_of(router.url + "/readyz") == 503
 
 
 def write(file: Path, *engines: FakeEngine, **settings: Any) -> None:
@@ -178,16 +152,14 @@ async def replicas_are(router: Command, *engines: FakeEngine) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, workers: int) -> None:
-    """All processes take over what changed, those started later too; a bad file is kept out, by all; signals to the
-    whole group, as a terminal sends them, end nobody."""
+async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path) -> None:
+    """The command takes over what changed; a bad file is kept out."""
     file = tmp_path / "settings.yaml"
     write(file, engine)
     engine.script.append(half_then_waits)
-    async with command(config=file, workers=workers) as router, streams(router.url, 1) as (stream,):
+    async with command(config=file) as router, streams(router.url, 1) as (stream,):
         write(file, other, api={"receipts": False}, listen={"keepalive_s": 30})
-        os.killpg(router.process.pid, signal.SIGHUP)
+        router.process.send_signal(signal.SIGHUP)
         await replicas_are(router, other)
         await until(lambda: router.said("configuration reloaded") == 1)
         await receipts_are(router, None)
@@ -195,17 +167,9 @@ async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, wor
         router.process.send_signal(signal.SIGHUP)
         await until(lambda: router.said(REFUSED) == 2)
         await receipts_are(router, None)
-        if workers > 1:
-            for pid in (router.pids("worker 0")[-1], router.pids("worker 1")[-1], router.pids(HUB)[-1]):
-                os.kill(pid, signal.SIGKILL)
-            await until(lambda: router.said("a process was started") == 6)
-            await until(lambda: router.said("a worker joined") >= 4)
-            await replicas_are(router, other)
-            await receipts_are(router, None, all_answer=False)
-        else:
-            engine.go_on.set()
-            assert await rest_of(stream)
-            assert await metric(router, "warmroute_reloads_total") == 2
+        engine.go_on.set()
+        assert await rest_of(stream)
+        assert await metric(router, "warmroute_reloads_total") == 2
         write(file, engine, other, routing={"policy": "round_robin"})
         router.process.send_signal(signal.SIGHUP)
         await replicas_are(router, engine, other)
@@ -215,14 +179,14 @@ async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, wor
         assert kept["settings"] == ["routing.policy"]
 
 
-async def receipts_are(router: Command, *wanted: str | None, all_answer: bool = True) -> None:
-    """Wait until so many answers in a row, more than one worker gives, have a receipt of one of these replicas."""
+async def receipts_are(router: Command, *wanted: str | None) -> None:
+    """Wait until so many answers in a row have a receipt of one of these replicas."""
     in_a_row = 0
     while in_a_row < 12:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
             async with session.post(router.url + CHAT, json=body()) as response:
-                assert response.status == 200 or not all_answer
-                good = response.status == 200 and response.headers.get("x-warmroute-replica") in wanted
+                assert response.status == 200
+                good = response.headers.get("x-warmroute-replica") in wanted
                 in_a_row = in_a_row + 1 if good else 0
 
 
@@ -268,7 +232,7 @@ async def test_one_router_of_three_is_killed(engine: FakeEngine, other: FakeEngi
     for each in (engine, other):
         each.script.extend([slow_ok] * (KILL_REQUESTS + RATE_PER_S))
     async with AsyncExitStack() as stack:
-        routers = [await stack.enter_async_context(command(engine, other, workers=1)) for _ in range(3)]
+        routers = [await stack.enter_async_context(command(engine, other)) for _ in range(3)]
         balancer = await stack.enter_async_context(Balancer([router.url for router in routers]).serving())
         before, after = Counter[str](), Counter[str]()
         killed = False

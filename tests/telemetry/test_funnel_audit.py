@@ -1,4 +1,4 @@
-"""Where prompt tokens end, of one process or several: metrics tell it live, and the log offline."""
+"""Where prompt tokens end: metrics tell it live, and the log offline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 
 from router.cli.main import main
 from tests.engines.test_exact import replicas
-from tests.multiprocess.test_processes import CHAT, Command, command, pytestmark
 from tests.proxy.test_funnel import sums, traffic
-
-__all__ = ["pytestmark"]
+from tests.support.command import CHAT, Command, command
 
 
 async def logged(running: Command, requests: int) -> list[str]:
@@ -28,15 +26,14 @@ async def logged(running: Command, requests: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_audit_of_the_routers_log_tells_what_its_metrics_do(tmp_path: Path, workers: int) -> None:
+async def test_audit_of_the_routers_log_tells_what_its_metrics_do(tmp_path: Path) -> None:
     """`warmroute audit` of a router's own log has every place with the tokens of the metric, whatever else the log
     says, and why what is held elsewhere was not asked for there; requests that came to nothing are told apart."""
     asked = traffic()
     path, out = tmp_path / "router.log", tmp_path / "out.json"
     async with replicas(2, kv_tokens=2_048) as engines, aiohttp.ClientSession() as client:
         options = {"log__requests": "true", "routing__policy": "round_robin"}
-        async with command(*engines.urls, workers=workers, **options) as running:
+        async with command(*engines.urls, **options) as running:
             for body in asked:
                 async with client.post(running.url + CHAT, json=body) as answer:
                     assert answer.status == 200

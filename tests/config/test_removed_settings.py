@@ -1,0 +1,38 @@
+"""Settings that were removed, in every source, and settings that this system cannot have."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from router.cli.config_loader import load
+from router.config.schema import SettingsError, field_keys
+from router.former_names import REMOVED
+
+KEY = "listen.workers"
+SAID = "listen.workers was removed: start several routers with listen.reuse_port and peering.redis_url"
+
+
+def test_a_removed_setting_is_refused_with_its_replacement(tmp_path: Path) -> None:
+    """In the file, the environment and the flags: with any value, and never as a typing error of another setting."""
+    file = tmp_path / "warmroute.yaml"
+    file.write_text("listen: {workers: 1}\n")
+    with pytest.raises(SettingsError) as refused:
+        load(file, {"WARMROUTE_LISTEN_WORKERS": "1"}, {KEY: "1"})
+    assert refused.value.problems == [SAID, f"unknown environment variable 'WARMROUTE_LISTEN_WORKERS': {SAID}", SAID]
+
+
+def test_no_setting_is_removed_and_there() -> None:
+    """What a table says of removed settings is true."""
+    assert not REMOVED.keys() & field_keys().keys()
+
+
+def test_a_port_cannot_be_shared_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without SO_REUSEPORT is named as the reason before anything listens."""
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    assert load(overrides={"listen.reuse_port": "false"}).listen.reuse_port is False
+    with pytest.raises(SettingsError) as refused:
+        load(overrides={"listen.reuse_port": "true"})
+    assert refused.value.problems == ["'listen.reuse_port': this system does not have SO_REUSEPORT"]
