@@ -17,7 +17,7 @@ from router.http.request import Connection, Request
 def warm_router(**more: Any) -> Router:  # noqa: ANN401 - arguments of Router
     """Return a router with the policy `warm` and the default limits, unless `more` has others."""
     routing = Settings().routing
-    names = ("index_bytes_max", "memory_max", "blocks_max_default")
+    names = ("index_bytes_max", "remembered_prompts_max", "default_cache_blocks")
     return Router(POLICIES["warm"](), **{name: getattr(routing, name) for name in names} | more)
 
 

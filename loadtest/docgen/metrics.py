@@ -34,7 +34,7 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
     """Return metrics with at least one series each: a replica with all reports, and a request that failed once.
     `former_names`: with those of renamed metrics, which have a page of their own."""
     id_ = "http://10.0.0.1:8000"
-    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=16, default_cache_blocks=16)
     router.replace([Replica(id_, name="serving/vllm-0")])
     router.observe_models(id_, [ServedModel("m", owned_by="vllm")])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))

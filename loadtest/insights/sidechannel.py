@@ -56,7 +56,7 @@ class SharedRouter:
         self._rng = random.Random(seed)
         self._now_s = 1_000.0
         calibration = CALIBRATIONS["llama-3.1-8b-a100"]
-        self._router = warm_router(index_bytes_max=64 << 20, memory_max=4_096, blocks_max_default=4_096)
+        self._router = warm_router(index_bytes_max=64 << 20, remembered_prompts_max=4_096, default_cache_blocks=4_096)
         load = Load(kv_tokens_max=KV_TOKENS, block_tokens=Limits().block_tokens)
         replicas = join(self._router, REPLICAS, MODEL, load)
         self._engines = {name: EngineModel(calibration.times, KV_TOKENS, Limits()) for name in replicas}

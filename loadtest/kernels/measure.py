@@ -775,7 +775,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = TINY if options.tiny else SHAPES
     shapes = [s for s in known if not options.shapes or s.name in options.shapes.split(",")]
     if not shapes:
-        parser.error(f"--shapes: must be of {', '.join(s.name for s in known)}")
+        parser.error(f"--shapes: must be one of {', '.join(s.name for s in known)}")
     sweep = TINY_SWEEP if options.tiny else WHOLE_SWEEP
     bench = KernelBench(options.device, sweep, options.out, began + options.seconds - min(10.0, options.seconds / 10))
     bench.write()

@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = measure.TINY if options.tiny else measure.SHAPES
     shapes = [s for s in known if not options.shapes or s.name in options.shapes.split(",")]
     if not shapes:
-        parser.error(f"--shapes: must be of {', '.join(s.name for s in known)}")
+        parser.error(f"--shapes: must be one of {', '.join(s.name for s in known)}")
     parts = [part for part in PARTS if part in options.parts.split(",")]
     sweep = TINY if options.tiny else WHOLE
     if options.quick:

@@ -331,6 +331,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     there |= {router.name: router for router in map(rivals.custom, options.router)}
     names = options.routers.split(",") if options.routers else list(there)
     if unknown := [name for name in names if name not in there]:
-        raise rivals.RivalError(f"{', '.join(unknown)}: must be of {', '.join(there)} (see --install-rivals, --router)")
+        raise rivals.RivalError(
+            f"{', '.join(unknown)}: must be one of {', '.join(there)} (see --install-rivals, --router)"
+        )
     routers, sizes = tuple(there[name] for name in names), (options.replicas, options.seconds, options.rate)
     return Plan(options.cases, routers, options.rounds, *sizes, tuple(options.flag), options.slack, again=options.check)

@@ -164,7 +164,7 @@ def changes_of(options: argparse.Namespace) -> Changes:
 def _check_names(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
     for name in names:
         if name not in known:
-            raise SimulateError(f"unknown {what} {name!r}: must be of {', '.join(known)}")
+            raise SimulateError(f"unknown {what} {name!r}: must be one of {', '.join(known)}")
 
 
 def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ def _load(text: str) -> str:
 def _stage(text: str) -> tuple[int, int]:
     stages = {str(rate): (rate, lasts_s) for rate, lasts_s in STAGES}
     if text not in stages:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: must be of {', '.join(stages)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stage: must be one of {', '.join(stages)}")
     return stages[text]
 
 

@@ -4,10 +4,10 @@ Files that settings name (certificates, keys, tokens) are checked every `listen.
 the same effect as SIGHUP. A mounted Secret can thus be replaced without a signal to the router. The settings file
 itself is not checked, because its author wants to check it first.
 
-Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
-are read again even if no setting changed. Current requests are not affected. FIXED settings stay as they were, and a
-warning names those that changed; a restart as a lame duck costs no request. Every setting is in exactly one of the two
-lists; a SWITCH is live unless it is turned on or off.
+Settings with a problem change nothing. Otherwise those in RELOADABLE are applied at once, and files that settings name
+are read again even if no setting changed. Current requests are not affected. Those in RESTART_REQUIRED stay as they
+were, and a warning names those that changed; a restart as a lame duck costs no request. Every setting is in exactly one
+of the two sets; one of ON_OFF_SETTINGS is reloadable unless it is turned on or off.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class ControlPlane:
             tls.renew(self.tls, upstream)  # probe sessions use it at once
         self.settings, self.keys = settings, keys
         self.admin_token, self.upstream_key = credentials
-        self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stall_timeout_s)
+        self.router.configure(slow_start_s=upstream.slow_start_s, stall_timeout_s=upstream.stall_timeout_s)
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
         self._additions.allowed = parse_networks(settings.admin.replicas_allowed)

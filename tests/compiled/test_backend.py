@@ -90,7 +90,7 @@ def test_a_failed_compilation_leaves_the_pure_wheel(
     assert (project / PURE).is_file()
     said = capfd.readouterr().err
     assert "it went wrong here" in said
-    assert "warmroute: pure Python, slower: making native code failed (exit status 3)" in said
+    assert "warmroute: pure Python, slower: compilation of native code failed (exit status 3)" in said
     monkeypatch.setenv(backend.VARIABLE, "1")
     with pytest.raises(backend.NoNativeCodeError, match="exit status 3"):
         backend.build_wheel(".")

@@ -79,7 +79,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "bodies": (reader._rules, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge._callers.keys, hub.keys)],
         "admission": hub.admission._admission._limits,
-        "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
+        "standing": (hub.router._stall_timeout_s, hub.router.fitness.slow_start_s),
         "replicas": (hub.replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
         "silence": (edge._continuations.silence_s_max, edge.legs.linger_s),

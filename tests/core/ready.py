@@ -22,5 +22,8 @@ def ready(router: Router, ids: Collection[str], model: str = "m") -> Router:
 def router_of(ids: Collection[str], policy: str = "warm", **more: Any) -> Router:
     """A small router with these replicas, all ready."""
     return ready(
-        Router(POLICIES[policy](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100, **more), ids
+        Router(
+            POLICIES[policy](), index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100, **more
+        ),
+        ids,
     )

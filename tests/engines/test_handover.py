@@ -186,7 +186,7 @@ async def test_without_a_replay_endpoint_nothing_is_taken(world: World) -> None:
     await two.follow(state)
     await until(lambda: bool(two.told))
     assert two.told[0][0] == 0
-    assert "no replay endpoint" in two.told[0][1]
+    assert "without a replay endpoint" in two.told[0][1]
 
 
 async def test_a_late_joiner_becomes_exact_by_what_a_sibling_knows(world: World) -> None:

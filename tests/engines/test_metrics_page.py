@@ -55,7 +55,7 @@ async def reading(**given: Any) -> AsyncIterator[MetricsPages]:
 @asynccontextmanager
 async def probing(engine: FakeEngine, **given: Any) -> AsyncIterator[tuple[Router, Callable[[], Any]]]:
     """A router that knows the engine, and one round of probes."""
-    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100)
     router.replace([Replica(engine.url)])
     settings = ProbeSettings(**given)
     async with reading(**given) as pages:

@@ -53,7 +53,7 @@ async def upstream() -> AsyncIterator[Upstream]:
 @pytest.fixture
 async def router(engine: FakeEngine) -> Router:
     """Two ranks of one server are known."""
-    found = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    found = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100)
     found.replace(sorted(expand([Replica(engine.url)], {engine.url: 2}), key=lambda replica: replica.id))
     return found
 

@@ -32,7 +32,9 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 def _router(url: str) -> Router:
-    router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16, repeats=True)
+    router = Router(
+        POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=16, default_cache_blocks=16, repeats=True
+    )
     router.replace([Replica(url)])
     router.models.observe_tokens("m", "")
     router.knowledge.set_untokenizable(url, "")

@@ -174,7 +174,7 @@ async def test_a_refusal_quotes_only_what_it_is_given(client: ClientSession, eng
     observer = Sees(appended=False, difference=difference(before="at 10:00", after="at 10:01"))
     async with seen_by(observer, engine, insights__history_policy="reject") as app:
         *_, answer = await post(client, app.url + CHAT, BODIES[CHAT] % b"[]", {})
-    assert "It was 'at 10:00' and is 'at 10:01'." in answer["error"]["message"]
+    assert "Before: 'at 10:00'. Now: 'at 10:01'." in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("isolate", [True, False])

@@ -27,7 +27,7 @@ TOKENS = st.integers(0, 1 << 40)
 
 def router(replicas: int = 0) -> Router:
     """A Router that knows so many replicas."""
-    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=16, default_cache_blocks=16)
     it.replace([Replica(f"http://10.0.0.{n}:8000") for n in range(replicas)])
     return it
 

@@ -125,8 +125,8 @@ class Placer:
         self.router = Router(
             self.heard,
             index_bytes_max=INDEX_BYTES_MAX,
-            memory_max=MEMORY_MAX,
-            blocks_max_default=BLOCKS_MAX_DEFAULT,
+            remembered_prompts_max=MEMORY_MAX,
+            default_cache_blocks=BLOCKS_MAX_DEFAULT,
             stored_blocks_max=STORED_BLOCKS_MAX,
             tiers=tiers,
             resync=lambda name: self._followers[name].resync("distrusted"),

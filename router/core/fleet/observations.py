@@ -31,7 +31,7 @@ class Observations:
         self,
         index: PrefixIndex,
         *,
-        blocks_max_default: int,
+        default_cache_blocks: int,
         stored_blocks_max: int,
         stored_bytes_max: int,
         repeats: bool,
@@ -43,9 +43,9 @@ class Observations:
         several: Callable[[str], None] = lambda _: None,
         expected: ExpectedModels | None = None,
     ) -> None:
-        """Parameters are those of Router. `blocks_max_default` is the assumed size of a cache of unknown size."""
+        """Parameters are those of Router. `default_cache_blocks` is the assumed size of a cache of unknown size."""
         self._index = index
-        self._blocks_max_default = blocks_max_default
+        self._blocks_max_default = default_cache_blocks
         self._tell_graded = graded
         self._tell_cleared = cleared
         self._suspect = suspect

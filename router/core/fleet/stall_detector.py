@@ -27,10 +27,10 @@ its prefill. Otherwise it is late after twice the time that its maximum of token
 but not before the duration of the longest answer so far. If its length is not limited, it is late after four times the
 longest answer. A few such answers must be late at once.
 
-A replica is stalled if a lease is late by `stuck_after_s`. It is also stalled if STUCK_LEASES are late by half of that,
-counting those abandoned by their clients in the meantime. All engines may be equally slow, however, and a retry on
-another replica would then only double their work. So one of its peers must have been on time since. Without that
-evidence a replica is stalled only if it is late by any measure (HOPELESS), or after STUCK_LEASES clients left. In the
+A replica is stalled if a lease is late by `stall_timeout_s`. It is also stalled if STUCK_LEASES are late by half of
+that, counting those abandoned by their clients in the meantime. All engines may be equally slow, however, and a retry
+on on another replica would then only double their work. So one of its peers must have been on time since. Without that
+evidence a replica is stalled only if it is late by CERTAIN_STALL_FACTOR, or after STUCK_LEASES clients left. In the
 latter case it gets no new requests, but keeps its open ones.
 
 All members are examined a few times a second (`scan`). If all of them are silent, each would have to be compared with
@@ -59,7 +59,7 @@ STUCK_LEASES = 5
 UNOBSERVED_LEASES = 3  # late answers that do not stream, judged by the duration of other answers
 UNSEEN_ANSWERS = 8  # answers after which the duration of answers is known
 COUNTERS_S = 5.0  # a probe may be late
-CERTAIN_STALL_FACTOR = 10.0  # multiple of `stuck_after_s`
+CERTAIN_STALL_FACTOR = 10.0  # multiple of `stall_timeout_s`
 # Size of one slice of a pass, in open leases: this number takes 0.2 ms, and a replica costs as much as a few leases.
 LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 
@@ -126,12 +126,12 @@ def _latest(names: frozenset[str], members: list[ReplicaState]) -> tuple[float, 
     return latest.on_time_s, second_s, latest, names
 
 
-def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stuck_after_s: float) -> Iterator[list[str]]:
+def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stall_timeout_s: float) -> Iterator[list[str]]:
     """Judge all members, and open the breakers of stalled ones. Yield the replicas with silent requests to retry on
     others, in slices of about LOOK_LEASES open leases, so that other work can run in between."""
     peers, elsewhere, looked_at = PeerProgress(fleet), list[str](), 0
     for member in list(fleet.members.values()):  # a member with failed health checks may still have open answers
-        if not is_silent(member, now_s, stuck_after_s):
+        if not is_silent(member, now_s, stall_timeout_s):
             continue
         if looked_at >= LOOK_LEASES:
             yield elsewhere
@@ -139,7 +139,7 @@ def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stuck_after_s: float)
             if fleet.members.get(member.id) is not member:
                 continue  # the member has left in the meantime
         looked_at += LOOK_LEASES_MIN + len(member.leases)
-        verdict = judge(fleet, member, now_s, stuck_after_s, peers)
+        verdict = judge(fleet, member, now_s, stall_timeout_s, peers)
         if verdict is not None:
             # otherwise the leases are older than its cooldown and not trials
             if verdict.placed_s >= member.breaker.until_s:
@@ -150,48 +150,48 @@ def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stuck_after_s: float)
     yield elsewhere
 
 
-def is_silent(member: ReplicaState, now_s: float, stuck_after_s: float) -> bool:
+def is_silent(member: ReplicaState, now_s: float, stall_timeout_s: float) -> bool:
     """True if the member must be judged: it has open work and showed no sign of life recently."""
-    return now_s - member.alive_s > stuck_after_s / 2 and bool(member.leases or member.late_disconnects)
+    return now_s - member.alive_s > stall_timeout_s / 2 and bool(member.leases or member.late_disconnects)
 
 
 def judge(
-    fleet: Fleet, member: ReplicaState, now_s: float, stuck_after_s: float, peers: PeerProgress
+    fleet: Fleet, member: ReplicaState, now_s: float, stall_timeout_s: float, peers: PeerProgress
 ) -> Verdict | None:
     """Return the finding if the member is stalled, else None. Cheap for a member without open work or with a recent
     sign of life."""
-    if not is_silent(member, now_s, stuck_after_s) or not peers.any(member):
+    if not is_silent(member, now_s, stall_timeout_s) or not peers.any(member):
         return None  # without peers, no other replica can take the requests
-    late = list(_late(member, now_s, stuck_after_s / 2))
+    late = list(_late(member, now_s, stall_timeout_s / 2))
     if fleet.legs.decoders:
-        late = [each for each in late if not waits_for_decode_peer(fleet, each.lease, now_s, stuck_after_s)]
+        late = [each for each in late if not waits_for_decode_peer(fleet, each.lease, now_s, stall_timeout_s)]
     left = member.late_disconnects
     if not late:
         return Verdict(f"{left} clients disconnected without an answer", now_s, False) if left >= STUCK_LEASES else None
     seen = [each for each in late if each.seen]
-    unseen = sum(each.by_s > stuck_after_s for each in late if not each.seen)
+    unseen = sum(each.by_s > stall_timeout_s for each in late if not each.seen)
     worst = max((each.by_s for each in seen), default=0.0)
-    if worst <= stuck_after_s and len(seen) + left < STUCK_LEASES and unseen < UNOBSERVED_LEASES:
+    if worst <= stall_timeout_s and len(seen) + left < STUCK_LEASES and unseen < UNOBSERVED_LEASES:
         return None
     first, placed_s = late[0], late[-1].lease.placed_s
     why = f"no answer for {now_s - first.since_s:.1f} s, {len(late) + left} requests overdue"
     if peers.on_time(member, first.since_s) or any(
-        each.by_s > each.slowest_s + CERTAIN_STALL_FACTOR * stuck_after_s for each in late
+        each.by_s > each.slowest_s + CERTAIN_STALL_FACTOR * stall_timeout_s for each in late
     ):
         return Verdict(why, placed_s, True)
     return Verdict(why, placed_s, False) if left >= STUCK_LEASES else None
 
 
-def is_late(member: ReplicaState, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
+def is_late(member: ReplicaState, lease: Lease, now_s: float, stall_timeout_s: float) -> bool:
     """True if this lease has no token yet and counts as late."""
     if lease.first_token_s is not None or member.late_disconnects >= STUCK_LEASES:
         return False
-    if now_s - max(lease.placed_s, member.alive_s) <= stuck_after_s / 2:
+    if now_s - max(lease.placed_s, member.alive_s) <= stall_timeout_s / 2:
         return False
-    return any(each.lease is lease for each in _late(member, now_s, stuck_after_s / 2))
+    return any(each.lease is lease for each in _late(member, now_s, stall_timeout_s / 2))
 
 
-def waits_for_decode_peer(fleet: Fleet, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
+def waits_for_decode_peer(fleet: Fleet, lease: Lease, now_s: float, stall_timeout_s: float) -> bool:
     """True if the other stage of a request may be the cause of this lease's delay.
 
     - For a prefill stage: its decoding replica has answers in progress and shows no sign of life.
@@ -202,9 +202,9 @@ def waits_for_decode_peer(fleet: Fleet, lease: Lease, now_s: float, stuck_after_
         member, first = fleet.members.get(lease.replica), fleet.members.get(leg.replica)
         if lease.effective_start_s or member is None or member.decoding > 0:
             return False
-        return first is None or now_s - first.alive_s > stuck_after_s / 2
+        return first is None or now_s - first.alive_s > stall_timeout_s / 2
     decoder = fleet.members.get(fleet.legs.decoders.get(lease.id, ""))
-    return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stuck_after_s / 2
+    return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stall_timeout_s / 2
 
 
 def _late(member: ReplicaState, now_s: float, margin_s: float) -> Iterator[_Late]:

@@ -80,8 +80,8 @@ class Router:
         policy: Policy,
         *,
         index_bytes_max: int,
-        memory_max: int,
-        blocks_max_default: int,
+        remembered_prompts_max: int,
+        default_cache_blocks: int,
         stored_blocks_max: int = STORED_BLOCKS_MAX,
         stored_bytes_max: int = STORED_BYTES_MAX,
         repeats: bool = False,
@@ -91,7 +91,7 @@ class Router:
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
         slow_start_s: float = 0.0,
-        stuck_after_s: float = 3.0,
+        stall_timeout_s: float = 3.0,
         breaker_changed: Callable[[str, State, str], None] = lambda *_: None,
         cleared: Callable[[str], None] = lambda _: None,
         several: Callable[[str], None] = lambda _: None,
@@ -124,11 +124,11 @@ class Router:
         self.own: Collection[str] = ()
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
-        self.answers = ResponseMemory(memory_max)
-        self.reuse = ReuseModel(memory_max)
+        self.answers = ResponseMemory(remembered_prompts_max)
+        self.reuse = ReuseModel(remembered_prompts_max)
         observations = Observations(
             self.index,
-            blocks_max_default=blocks_max_default,
+            default_cache_blocks=default_cache_blocks,
             stored_blocks_max=stored_blocks_max,
             stored_bytes_max=stored_bytes_max,
             repeats=repeats,
@@ -143,10 +143,10 @@ class Router:
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
         self.fleet.means.load_guesses.update(load_guesses or {})
         self.fitness = Eligibility(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
-        self._stuck_after_s = stuck_after_s
+        self._stall_timeout_s = stall_timeout_s
         self._credits = AnswerReuse(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
-        self.conversations = Conversations(memory_max, self.index, self.reuse)
+        self.conversations = Conversations(remembered_prompts_max, self.index, self.reuse)
         self._pricer = CostModel(self.fleet, self.index, self.knowledge, self.reuse)
         self._opener = LeaseFactory(
             self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations
@@ -179,9 +179,9 @@ class Router:
         learner = OutcomeFeedback(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
-    def configure(self, *, slow_start_s: float, stuck_after_s: float) -> None:
+    def configure(self, *, slow_start_s: float, stall_timeout_s: float) -> None:
         """Apply other settings."""
-        self.fitness.slow_start_s, self._stuck_after_s = slow_start_s, stuck_after_s
+        self.fitness.slow_start_s, self._stall_timeout_s = slow_start_s, stall_timeout_s
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Apply discovery's complete set; returns ids that joined and ids that left (`Observations.replace`)."""
@@ -272,7 +272,7 @@ class Router:
     def scan_for_stalls(self, now_s: float) -> Iterator[list[str]]:
         """Search for stalled replicas; it must be called a few times a second. Yields replicas with silent requests
         that must be tried elsewhere. Each step covers a slice of the fleet, so that other work can run in between."""
-        return stall_detector.scan(self.fleet, self.fitness, now_s, self._stuck_after_s)
+        return stall_detector.scan(self.fleet, self.fitness, now_s, self._stall_timeout_s)
 
     def list_active(self, since_s: float) -> tuple[list[str], list[str]]:
         """Return the replicas with open leases in two lists: those active since this time, and the others that are
@@ -445,9 +445,9 @@ class Router:
             return
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
-        late = late and stall_detector.is_late(member, lease, now_s, self._stuck_after_s)
+        late = late and stall_detector.is_late(member, lease, now_s, self._stall_timeout_s)
         if late and self.fleet.legs.decoders:
-            late = not stall_detector.waits_for_decode_peer(self.fleet, lease, now_s, self._stuck_after_s)
+            late = not stall_detector.waits_for_decode_peer(self.fleet, lease, now_s, self._stall_timeout_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:

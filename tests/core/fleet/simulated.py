@@ -58,8 +58,8 @@ class World:
         self.router = Router(
             POLICIES[policy](),
             index_bytes_max=1 << 20,
-            memory_max=1_000,
-            blocks_max_default=1_000,
+            remembered_prompts_max=1_000,
+            default_cache_blocks=1_000,
             slow_start_s=slow_start_s,
             breaker_changed=lambda *what: self.told.append(what),
         )

@@ -354,6 +354,6 @@ def test_another_slow_start_counts_from_now_on() -> None:
             for id_ in IDS:
                 router.observe_health(id_, ok, proof=not ok)
         place(router, 1.0)
-        router.configure(slow_start_s=slow_start_s, stuck_after_s=3.0)
+        router.configure(slow_start_s=slow_start_s, stall_timeout_s=3.0)
         place(router, at_s)
         assert len(router.fleet.restricted) == left

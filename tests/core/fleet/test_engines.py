@@ -22,7 +22,7 @@ changes = st.one_of(
 def test_kinds_are_those_of_now(seen: list[set[str] | tuple[str, dict[str, str]]]) -> None:
     """Whatever replicas come, go, or serve something else: the kinds of engines of a model are those of the replicas
     that serve it now, though they are remembered in between."""
-    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=16, blocks_max_default=16)
+    it = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=16, default_cache_blocks=16)
     there: dict[str, dict[str, str]] = {}
     for change in seen:
         if isinstance(change, set):

@@ -18,7 +18,11 @@ NAMES = "abc"
 def router_with(expected: ExpectedModels | None = None) -> Router:
     """Without a replica."""
     return Router(
-        POLICIES["warm"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100, expected=expected
+        POLICIES["warm"](),
+        index_bytes_max=1 << 20,
+        remembered_prompts_max=100,
+        default_cache_blocks=100,
+        expected=expected,
     )
 
 

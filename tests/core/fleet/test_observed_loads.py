@@ -18,7 +18,11 @@ LONG = words(1, 2_000)
 def several_told(told: list[str]) -> Router:
     """A router that notes which replicas' pages are of several processes."""
     return Router(
-        POLICIES["warm"](), index_bytes_max=1 << 26, memory_max=1_000, blocks_max_default=4_096, several=told.append
+        POLICIES["warm"](),
+        index_bytes_max=1 << 26,
+        remembered_prompts_max=1_000,
+        default_cache_blocks=4_096,
+        several=told.append,
     )
 
 

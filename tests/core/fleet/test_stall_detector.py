@@ -240,7 +240,9 @@ def test_a_long_prefill_beside_short_prompts() -> None:
 
 def waiting(count: int, leases: int = 2) -> Router:
     """A router whose replicas have answered nothing for a while, of which all owe something."""
-    router = Router(POLICIES["least_loaded"](), index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    router = Router(
+        POLICIES["least_loaded"](), index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100
+    )
     router.replace(Replica(f"http://{n}") for n in range(count))
     for id_ in list(router.fleet.members):
         router.observe_health(id_, True)

@@ -42,7 +42,9 @@ class Several:
     def begin_anew(self, name: str) -> None:
         """The router's process is another one from now on."""
         self._boots[name] += 1
-        router = Router(POLICIES["warm"](), index_bytes_max=1 << 24, memory_max=1_000, blocks_max_default=4_096)
+        router = Router(
+            POLICIES["warm"](), index_bytes_max=1 << 24, remembered_prompts_max=1_000, default_cache_blocks=4_096
+        )
         self._routers[name] = ready(router, self.ids, MODEL)
 
         def urgent() -> None:

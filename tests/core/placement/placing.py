@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, ids: Sequence[str] = "abcd", policy: str = "warm", *, blocks_max: int = 4_096) -> None:
         self.router = Router(
-            POLICIES[policy](), index_bytes_max=1 << 26, memory_max=1_000, blocks_max_default=blocks_max
+            POLICIES[policy](), index_bytes_max=1 << 26, remembered_prompts_max=1_000, default_cache_blocks=blocks_max
         )
         self.now_s = 1_000.0
         ready(self.router, ids, MODEL)

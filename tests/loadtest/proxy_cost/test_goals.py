@@ -225,7 +225,7 @@ def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
     assert (status, rows) == (0, [])
     assert "none is omitted: none cannot be started" in capsys.readouterr().err
     assert run(["--routers", "nobody"], tmp_path)[0] == 2
-    assert "nobody: not among warmroute" in capsys.readouterr().err
+    assert "nobody: must be one of warmroute" in capsys.readouterr().err
 
 
 def test_figures_are_rendered(tmp_path: Path) -> None:

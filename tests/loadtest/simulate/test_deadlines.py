@@ -94,7 +94,7 @@ def _chosen(within_s: dict[int, float], of: list[tuple[float, int]], held: tuple
     """How often each replica is chosen of 1,000 times. A replica is milliseconds to its first token, which are its
     name, and open requests; it holds so much of 1,000 tokens."""
     rule, turn = LlmdSlo(within_s), mixed_classes("half", 1, requests=1)[0].workload.sessions[0][0]
-    router = Router(rule, index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+    router = Router(rule, index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100)
     rule.see(SimView(router, turn, 0.0))
     candidates = [
         Candidate(f"{ms:.0f}", tokens, 1_000 - tokens, ms, 0.0, 0.0, 0.0, streams, 0, Confidence.ESTIMATED, tokens)

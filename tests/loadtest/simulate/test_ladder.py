@@ -153,9 +153,9 @@ def test_rendered_for_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ladder", "16"], "'16' is not a stage: must be of 3, 10, 15"),
+        (["--ladder", "16"], "'16' is not a stage: must be one of 3, 10, 15"),
         (["--ladder", "--policy", "lpwl"], "unknown row of the ladder 'lpwl'"),
-        (["--ladder", "--calibration", "h900"], "unknown calibration 'h900': must be of qwen3-32b-2xh100, "),
+        (["--ladder", "--calibration", "h900"], "unknown calibration 'h900': must be one of qwen3-32b-2xh100, "),
         (["--ladder", "--replicas", "4"], "--ladder cannot be combined with --replicas"),
         (["--ladder", "--scenario", "mooncake"], "--ladder cannot be combined with --scenario"),
     ],

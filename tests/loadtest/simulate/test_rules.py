@@ -50,7 +50,7 @@ class Asked:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._router = Router(policy, index_bytes_max=1 << 20, memory_max=100, blocks_max_default=100)
+        self._router = Router(policy, index_bytes_max=1 << 20, remembered_prompts_max=100, default_cache_blocks=100)
 
     def __call__(
         self, turn: SimRequest, loads: list[int], *, now_s: float = 0.0, cached: list[int] | None = None
