@@ -43,7 +43,7 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "admin/history": "intervals",
-    "core/admission": "calm concurrency_windows deadline_budget queue rate_limits shares",
+    "core/admission": "concurrency_windows deadline_budget queue rate_limits shares without_deadline",
     "core/cache_state": (
         "calibration event_index event_state holder_bitmap lru prefix_index speculative tier_blocks tier_index"
     ),
@@ -56,11 +56,11 @@ PACKAGES = {
         "decode_step fleet_means least_squares model_speeds output_length prefill response_memory reuse speed_factor"
         " tier_load token_ratio ttft_quantiles"
     ),
-    "core/insights": "breakdown funnel two_generation_cache",
+    "core/insights": "breakdown token_funnel two_generation_cache",
     "core/insights/ledger": "decaying_sums totals",
-    "core/insights/memory": "fast_path fingerprints watcher",
+    "core/insights/prompt_memory": "fast_path fingerprints prompt_tracker",
     "core/placement": (
-        "answer_reuse capacity conversation_affinity disagg_leases disagg_split eviction_cost feedback filters"
+        "answer_feedback answer_reuse capacity conversation_affinity disagg_leases disagg_split eviction_cost filters"
         " kv_pressure lease_factory placement_request prefix_match receipts ring router scoring spill ttft_feasibility"
     ),
     "core/placement/policies": "warm",
@@ -80,7 +80,7 @@ PACKAGES = {
         " proxied_request rate_reservation session_identity token_estimate ttft_deadline upstream_headers usage"
     ),
     "control": "admission_controller local_placement response_owners",
-    "telemetry": "counters epp gen_ai logs record series",
+    "telemetry": "counters epp gen_ai logs request_record series",
 }
 """Modules that are compiled, a line per package."""
 MODULES = (

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import msgspec
 
 from router.core.placement.placement_request import PlacementRequest
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 from router.core.types.placements import EndReason, Outcome, Receipt
 from router.core.types.requests import Priority
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 MODELS = "/v1/models"
 REQUESTS = "/v1/warmroute/requests/"  # followed by a request's id

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from router.config.schema import Settings
 from router.control.control_plane import ControlPlane
 from router.core.placement.router import Router
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 from router.eventloop import close_on_error
 from router.http.body_budget import BodyBudget
 from router.ingress.context import IngressContext

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from deploy.observability.grafana import GREEN, RED, YELLOW, Board, Mark, Panel, Row
-from router.core.types.misses import FUNNEL_STAGES, TokenFate
+from router.core.types.cache_misses import FUNNEL_STAGES, TokenFate
 
 OF = 'job=~"$job",namespace=~"$namespace"'
 MODEL = f'{OF},model=~"$model"'

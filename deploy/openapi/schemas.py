@@ -7,8 +7,8 @@ from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_o
 from router.admin.prewarm_endpoint import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
+from router.core.types.cache_misses import FUNNEL_STAGES, MissReason, TokenFate
 from router.core.types.disagg_types import KvConnector, PairState, Role
-from router.core.types.misses import FUNNEL_STAGES, MissReason, TokenFate
 from router.core.types.replicas import CapacitySource, Sleep
 
 SUMS = (

@@ -25,9 +25,9 @@ from loadtest.common.report import Row
 from loadtest.core_cost.world import CostError
 from router.control import snapshot_builder
 from router.control.snapshot_file import read_chunks, write_chunks
-from router.core.kv_events.actions import RequestReplay
 from router.core.kv_events.event_state_codec import BlockPage, EngineShape, EngineState, pack_numbers
 from router.core.kv_events.stream import KvStream
+from router.core.kv_events.stream_steps import RequestReplay
 from router.core.peer_sync.snapshot_format import decode_piece
 from router.core.peer_sync.snapshot_import import StateParts, import_replica, same_engine, take_models
 from router.core.placement.router import Router

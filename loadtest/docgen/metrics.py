@@ -8,14 +8,14 @@ from router.core.insights.ledger.totals import Ledger
 from router.core.kv_events.batch_decoder import Stored
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.types.misses import MissReason, TokenBreakdown
+from router.core.types.cache_misses import MissReason, TokenBreakdown
 from router.core.types.placements import Confidence, ExternalKv, PlacementReason, Pull, Receipt, Usage
 from router.core.types.replicas import Load, Replica, ServedModel
 from router.core.types.requests import Priority
 from router.core.types.tiers import CPU, GPU
 from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.metrics.samples import PeeringMetrics, SnapshotMetrics
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 
 def metrics_table() -> str:

@@ -7,7 +7,7 @@ pages             health, readiness, metrics, models, and pages for operators
 history/          past decisions and figures, in memory and in a file
 decision_rows     decisions as rows of pages
 query_params      validation of a page's parameters
-observatory       pages of the observatory
+insights_pages    pages of the observatory
 added_replicas    adding and removing replicas at run time
 drain             moving a replica's streams to others
 prewarm_endpoint  warming replicas now

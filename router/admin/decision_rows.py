@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from router.core.placement.policies.warm import price_terms
-from router.core.types.misses import Difference, MissReason
+from router.core.types.cache_misses import Difference, MissReason
 from router.core.types.placements import Candidate, Receipt
 from router.placement_api import RequestPrincipal
-from router.telemetry.record import CAUSE, RequestRecord
+from router.telemetry.request_record import CAUSE, RequestRecord
 
 Row = dict[str, Any]
 

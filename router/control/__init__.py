@@ -9,6 +9,6 @@ replica_lifecycle     replica lifecycle, and the tasks that watch each replica
 local_placement       placer for frontends in this process
 admission_controller  admission: places a request, queues it or sheds it
 response_owners       index of stored responses: the replica that made each
-router_link           link to other routers, if the settings name a store
+peer_routers          link to other routers, if the settings name a store
 snapshot              start with the state of an earlier process; snapshot_file stores it, snapshot_builder encodes it
 """

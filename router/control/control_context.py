@@ -6,15 +6,15 @@ import ssl
 from typing import Protocol
 
 from router.admin.history.request_history import RouterHistory
+from router.admin.insights_pages import InsightsService
 from router.admin.listener import AdminListener
-from router.admin.observatory import InsightsService
 from router.admin.pages import Pages
 from router.config.api_keys import Keys
 from router.config.schema import Settings
 from router.control.admission_controller import AdmissionController
 from router.control.local_placement import LocalPlacementService
+from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
-from router.control.router_link import PeerSync
 from router.control.snapshot import SnapshotManager
 from router.core.placement.router import Router
 from router.engines.discovery.combined_source import MergedDiscovery
@@ -26,7 +26,7 @@ from router.placement_api import Frontends
 from router.prewarm.warmer import Warmer
 from router.telemetry.metrics import Metrics
 from router.telemetry.process_totals import ProcessTotals
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.tokenization.encoder import PromptEncoder
 
 

@@ -22,8 +22,8 @@ from router.config.allowed_networks import parse_networks
 from router.config.api_keys import Keys, files_of_settings, keys_of
 from router.config.schema import Settings
 from router.control import wiring
+from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
-from router.control.router_link import PeerSync
 from router.core.admission.hold_back import TICK_S
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.metrics_page import MetricsPages
@@ -33,7 +33,7 @@ from router.peering.validation import is_shared
 from router.placement_api import Frontends, NullFrontends
 from router.telemetry.otlp_metrics import MetricsPush
 from router.telemetry.process_totals import ProcessTotals
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.tokenization.encoder import PromptEncoder, make_prompts
 from router.tokenization.request_tokens import EngineTokenizer
 

@@ -17,7 +17,7 @@ from router.core.types.placements import Outcome
 from router.core.types.replicas import REST_MAX_S
 from router.core.types.requests import Priority
 from router.placement_api import LEFT, HttpPage, RequestPrincipal, TokenizationSpec
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import msgspec
 
 from router.admin.history.request_history import RouterHistory
 from router.admin.history.writer import HistoryWriter
+from router.admin.insights_pages import InsightsService
 from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
-from router.admin.observatory import InsightsService
 from router.admin.page_table import AdminRoute
 from router.admin.pages import Pages
 from router.config.allowed_networks import is_loopback
@@ -26,7 +26,7 @@ from router.config.schema import P2pSettings, Settings, TierSettings
 from router.config.url_maps import event_endpoints, event_topics
 from router.control.control_context import ControlPlaneContext
 from router.control.local_placement import LocalPlacementService
-from router.control.router_link import PeerSync
+from router.control.peer_routers import PeerSync
 from router.control.snapshot import SnapshotManager
 from router.core.estimators.tier_load import FLOOR_MS, LoadModel, guess
 from router.core.fleet.expected_models import ExpectedModels

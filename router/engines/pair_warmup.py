@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import aiohttp
 
 from router.core.dialects.disagg_body import decode_body, kv_transfer_params, prefill_body
-from router.core.dialects.own_hosts import ForeignHost, OwnHosts, check_transfer_params, hosts_of
+from router.core.dialects.prefill_hosts import ForeignHost, OwnHosts, check_transfer_params, hosts_of
 from router.core.dialects.rank_field import RANK_HEADER
 from router.core.dialects.tenant_isolation import COMPLETIONS
 from router.core.placement.router import Router

@@ -19,7 +19,7 @@ from array import array
 
 import aiohttp
 
-from router.core.placement.feedback import UnreportedHit
+from router.core.placement.answer_feedback import UnreportedHit
 from router.core.placement.router import Router
 from router.core.prompts.token_keys import ID_BYTES
 from router.core.types.replicas import Replica

@@ -12,7 +12,7 @@ picker_context        state shared by all streams of a picker
 stream_handler        main flow of one request from its head to its endpoint
 response_tracker      the request from its lease to the end of its answer
 response_observer     observes the answer and derives the outcome of the lease
-heads                 limits the number of first messages that are read at a time
+first_message_limit   limits the number of first messages that are read at a time
 stream_messages       reads and parses the messages of a stream after memory for them is reserved
 request_body          the request's body in any pieces that the gateway sends
 request_headers       parses an HTTP request from Envoy's headers and computes the header mutations for the engine

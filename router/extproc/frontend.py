@@ -20,7 +20,7 @@ from router.config.url_maps import objectives
 from router.core.dialects import PATHS
 from router.eventloop import close_on_error, start_task
 from router.extproc.certificate import PickerCertificate, read
-from router.extproc.heads import HeadTurns
+from router.extproc.first_message_limit import HeadTurns
 from router.extproc.picker_context import ExtProcConfig, ServiceContext
 from router.extproc.service import SERVICE, ExtProcService
 from router.extproc.stream_messages import MalformedCount

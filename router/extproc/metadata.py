@@ -15,7 +15,7 @@ from router.extproc import extproc_pb2 as pb
 from router.http.request import Refusal, Request
 from router.ingress.gateway_rules import DESTINATION, SERVED, SUBSET
 from router.ingress.upstream_headers import PRIORITY, TENANT
-from router.telemetry.record import session_key
+from router.telemetry.request_record import session_key
 
 __all__ = ["DESTINATION", "SERVED", "SUBSET"]  # keys of metadata; the first is also a header
 

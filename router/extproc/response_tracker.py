@@ -21,7 +21,7 @@ from grpc.aio import EOF
 from router.config.api_keys import Caller
 from router.core.fleet.models import NoReplicaReady
 from router.core.insights.breakdown import with_actual_usage
-from router.core.insights.funnel import token_fates
+from router.core.insights.token_funnel import token_fates
 from router.core.types.placements import EndReason, Outcome, Shed
 from router.core.types.progress import is_progress
 from router.extproc import extproc_pb2 as pb
@@ -36,7 +36,7 @@ from router.ingress.local_responses import CLIENT_LEFT_STATUS, COMPUTED, hide_cr
 from router.ingress.proxied_request import ProxiedRequest
 from router.placement_api import LeaseHandle, UnknownResponse
 from router.telemetry.catalogue import FALLBACK
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 ALIVE_S = 0.5  # minimum interval between two signs of life of a replica
 UNANSWERED_REQUESTS_MAX = 8  # requested answers without a piece after which the gateway is known to send none

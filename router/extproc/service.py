@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from router.extproc.heads import HeadTurns
+from router.extproc.first_message_limit import HeadTurns
 from router.extproc.picker_context import ServiceContext
 from router.extproc.stream_handler import StreamHandler
 from router.extproc.stream_messages import MalformedMessage, Messages

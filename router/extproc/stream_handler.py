@@ -57,7 +57,7 @@ from router.ingress.placement_call import place_or_refuse
 from router.ingress.proxied_request import ProxiedRequest
 from router.ingress.rate_reservation import reserve_rate
 from router.placement_api import LEFT, MODELS, REQUESTS, LeaseHandle
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.spans import RequestTrace
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from router.core.dialects import OPENAI, PATHS, Dialect, InvalidBody, tenant_iso
 from router.core.dialects.multipart import any_form_model, form_model, form_streams, plain_fields, url_fields, url_form
 from router.core.dialects.tool_normalization import PATHS as REPAIRED_PATHS
 from router.core.dialects.tool_normalization import ToolNormalizer
-from router.core.insights.memory.shared_prefixes import TOOLS
+from router.core.insights.prompt_memory.shared_prefixes import TOOLS
 from router.core.prompts.block_keys import Chain, chain_of
 from router.core.prompts.cache_identity import with_fewer_tools
 from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix

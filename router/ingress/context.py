@@ -18,7 +18,7 @@ from router.config import secrets, tls
 from router.config.api_keys import Keys, files_of_settings, keys_of
 from router.config.schema import Settings
 from router.config.url_maps import continued_models
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 from router.eventloop import close_on_error
 from router.ingress.auth import Authenticator
 from router.ingress.parser import ParserConfig, RequestParser
@@ -27,7 +27,7 @@ from router.ingress.usage import UsageAsking
 from router.placement_api import PlacementService
 from router.telemetry import logs
 from router.telemetry.process_totals import SPANS_DROPPED, UNEXPLAINED
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.tracing import Tracer
 from router.tokenization.encoder import PromptEncoder, messages_bytes_max
 from router.tokenization.request_tokens import EngineTokenizer, RequestTokenizer

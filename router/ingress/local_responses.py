@@ -18,13 +18,13 @@ import msgspec
 from router.config.api_keys import Caller
 from router.core.dialects import Dialect
 from router.core.insights.breakdown import with_actual_usage
-from router.core.types.misses import Difference, PromptAnalysis
+from router.core.types.cache_misses import Difference, PromptAnalysis
 from router.core.types.placements import EndReason, Receipt
 from router.former_names import header_lines
 from router.http.request import Refusal, Request, date_line
 from router.ingress.proxied_request import RESPONSES, STORED, ProxiedRequest
 from router.placement_api import MODELS, HttpPage, RequestPrincipal, json_page, no_model_page
-from router.telemetry.record import CAUSE, RequestRecord
+from router.telemetry.request_record import CAUSE, RequestRecord
 
 RETRY_AFTER_S = 2
 DRAINED = "drained"  # ending of an answer that was cut because the router stops

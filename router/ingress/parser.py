@@ -26,14 +26,14 @@ from router.core.dialects.disagg_body import can_disaggregate
 from router.core.dialects.p2p_body import PULLING
 from router.core.dialects.tool_normalization import ToolNormalizer, in_order
 from router.core.fleet.models import NoReplicaReady, UnknownModel
-from router.core.insights.memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
 from router.core.placement.placement_request import PlacementRequest
 from router.core.prompts import agent_headers
 from router.core.prompts.block_keys import Chain, chain_of, ring_key
 from router.core.prompts.cache_identity import FEWER_TOOLS
 from router.core.prompts.incremental_parse import BodyPrefixCache
 from router.core.prompts.json_fields import step_of
-from router.core.types.misses import PromptAnalysis
+from router.core.types.cache_misses import PromptAnalysis
 from router.core.types.requests import AgentIds, Prompt, RequestSpec
 from router.http.request import Refusal, Request
 from router.ingress import local_responses

@@ -17,10 +17,10 @@ from concurrent.futures import Executor
 
 from router.config.schema import InsightsSettings
 from router.core.insights.difference.compare import Compared, compare
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
 from router.core.prompts.block_keys import Chain
-from router.core.types.misses import PromptAnalysis, Template
+from router.core.types.cache_misses import PromptAnalysis, Template
 from router.core.types.requests import Prompt, RequestSpec
 from router.http.request import Request
 

@@ -15,7 +15,7 @@ from router.config.api_keys import Caller
 from router.core.prompts.agent_headers import SESSION, label_of
 from router.core.types.requests import AgentIds, ConversationRef, RequestSpec
 from router.http.request import Request
-from router.telemetry.record import session_key
+from router.telemetry.request_record import session_key
 
 NAME_BYTES_MAX = 256  # a longer name of a session goes to the ring as its hash
 KEY_BYTES_MAX = 64  # longest key of blake2b
@@ -25,7 +25,7 @@ class SessionLabels(Struct, eq=False, gc=False):  # a Struct for speed: core/typ
     """Conversation data for a request's records; each field is "" if the request names none."""
 
     agent: str = ""  # kind of agent (core/prompts/agent_headers.py)
-    session: str = ""  # keys, in place of names (telemetry/record.py)
+    session: str = ""  # keys, in place of names (telemetry/request_record.py)
     conversation: str = ""
     parent: str = ""
     final: bool = False  # the client reports the end of the conversation

@@ -7,7 +7,7 @@ name_lookup        resolves the store's name outside the event loop's thread poo
 session            interface of an open session, and its failures
 redis_store        a session with Redis or Valkey; clients connects to one server, Sentinels or a cluster
 resp_protocol      reads a connection of it as bytes arrive; reply_limits checks the shape of replies
-frames             encoding of a message; seals proves that it is from a router of the fleet
+frames             encoding of a message; message_auth proves that it is from a router of the fleet
 interfaces         interfaces of the components that use the link
 peer_link          lifecycle of the link: sessions, connected or not
 persistence        data of one router in the store

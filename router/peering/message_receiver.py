@@ -10,8 +10,8 @@ from typing import Protocol
 
 from router.peering.frames import BadFrame, PeerFrame, frame_of, head_of
 from router.peering.interfaces import CoreSync, SharedStateSync
+from router.peering.message_auth import NotSealed, Seals
 from router.peering.peers import PeerRegistry
-from router.peering.seals import NotSealed, Seals
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from router.peering.frames import BadFrame, PeerFrame, pack_frame
 from router.peering.interfaces import CoreSync, SharedStateSync, SnapshotSource
+from router.peering.message_auth import Seals
 from router.peering.message_receiver import PeerSubscriber
 from router.peering.peers import PeerRegistry
 from router.peering.persistence import Keeping
 from router.peering.publisher import PeerPublisher
-from router.peering.seals import Seals
 from router.peering.session import ODD, Open, Session, StoreFailed
 from router.peering.snapshot_transfer import SnapshotTransfer
 
@@ -163,7 +163,7 @@ class PeerChannel:
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def on_secrets_changed(self) -> None:
-        """The secrets have changed (seals.py)."""
+        """The secrets have changed (message_auth.py)."""
         self._keeping.on_secrets_changed()
 
     def reopen(self) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sys import byteorder
 
 from router.peering.frames import REPLICAS_MAX
-from router.peering.seals import FRESH_S
+from router.peering.message_auth import FRESH_S
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 A refused write is tried again and logged once. Data that the store has lost is written again. Each router first writes
 the owners that it made. A little later it writes those of other routers that are still missing, because their routers
-may be gone. An entry has a mark (seals.py): entries of other routers count if their mark is valid.
+may be gone. An entry has a mark (message_auth.py): entries of other routers count if their mark is valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from router.peering.seals import OWNER, Seals, owner_bytes
+from router.peering.message_auth import OWNER, Seals, owner_bytes
 from router.peering.session import REFUSALS, Entry, ResponseOwnerEntry, Session, StoreFailed
 
 log = logging.getLogger(__name__)

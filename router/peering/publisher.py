@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from router.peering.frames import OWNERS_MAX, PeerFrame, pack_frame
 from router.peering.interfaces import CoreSync, SharedStateSync
+from router.peering.message_auth import Seals
 from router.peering.message_receiver import PeerSubscriber
-from router.peering.seals import Seals
 from router.peering.session import ResponseOwnerEntry, Session
 from router.peering.snapshot_transfer import SnapshotTransfer
 

@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 ResponseOwnerEntry = tuple[str, str, str]  # owner of a stored response: id of the response, replica, tenant
-Entry = tuple[ResponseOwnerEntry, bytes]  # the same in the store, with the mark of the router that wrote it (seals.py)
+Entry = tuple[
+    ResponseOwnerEntry, bytes
+]  # the same in the store, with the mark of the router that wrote it (message_auth.py)
 
 REFUSALS = frozenset(("full", "read_only", "denied", "answer"))  # kinds of failures in which the store has answered
 

@@ -18,8 +18,8 @@ import msgspec
 
 from router.peering.frames import PeerFrame
 from router.peering.interfaces import SnapshotSource
+from router.peering.message_auth import MARK_BYTES, PARCEL, SECRETS_MAX, Seals
 from router.peering.peers import PeerRegistry
-from router.peering.seals import MARK_BYTES, PARCEL, SECRETS_MAX, Seals
 from router.peering.session import REFUSALS, Session, StoreFailed
 
 log = logging.getLogger(__name__)

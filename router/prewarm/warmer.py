@@ -20,7 +20,7 @@ from typing import Any
 
 from router.config.schema import PrewarmSettings
 from router.core.placement.router import Router
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 from router.prewarm.jobs import JobState, WarmupJob, WarmupReason
 from router.prewarm.prefixes import PrefixesError, WarmupPrompt, read
 from router.prewarm.sender import PromptSender, SendFailed, WarmupSkipped

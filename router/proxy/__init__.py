@@ -9,7 +9,7 @@ preflights       forwards CORS preflights to engines if the router has no list o
 http_proxy       main flow of one request to an engine
 attempts         placement, call and retries until an answer has begun (limited by retry_budget)
 disagg_prefill   disaggregated prefill with a prefill replica and a decode replica
-disagg_request   state of such a request; foreign_hosts checks the hosts in its prefill answer
+disagg_request   state of such a request; prefill_host_check checks the hosts in its prefill answer
 preamble_events  streams that begin with events sent before any GPU work
 stream_failover  stream failover after a break or before a replica leaves
 relay            copies the answer's bytes from engine to client

@@ -67,7 +67,7 @@ from router.proxy.disagg_request import raise_if_failed
 from router.proxy.preamble_events import is_parsable_stream, label, wait_for_first_output
 from router.proxy.relay import Relay
 from router.proxy.retry_budget import RetryBudget
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 REFUSED = (400, 404)  # statuses with which engines refuse a model that they do not serve
 ERROR_EVENT = b'data: {"error"'

@@ -24,7 +24,7 @@ from router.config.api_keys import ANONYMOUS, Caller
 from router.core.dialects import Dialect, dialect_of, errors
 from router.core.dialects.failover import FailoverPlan
 from router.core.insights.breakdown import with_actual_usage
-from router.core.insights.funnel import token_fates
+from router.core.insights.token_funnel import token_fates
 from router.core.types.placements import EndReason, Outcome, Usage
 from router.http.client_connection import ClientDisconnected
 from router.http.failures import Stalled, StreamInterrupted, UnattributedInterruption
@@ -51,7 +51,7 @@ from router.placement_api import LEFT, PlacementService
 from router.proxy.attempts import Attempts, UpstreamCall, stream_dialect
 from router.proxy.relay import TOLD, Relay
 from router.proxy.stream_failover import FailoverSink, StreamFailover
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.spans import RequestTrace
 from router.telemetry.tracing import Tracer
 

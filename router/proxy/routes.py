@@ -20,7 +20,7 @@ from router.ingress.rate_reservation import AuthResult, reserve_rate
 from router.placement_api import MODELS, REQUESTS, HttpPage, PlacementService, json_page
 from router.proxy.http_proxy import Proxy
 from router.proxy.preflights import Preflights
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 ACCEPT_CHARS_MAX = 1_024  # longest `Accept` header that is parsed
 

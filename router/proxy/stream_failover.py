@@ -55,7 +55,7 @@ from router.placement_api import LEFT, LeaseHandle, PlacementService
 from router.proxy.attempts import UpstreamCall, stays
 from router.proxy.relay import Relay
 from router.proxy.retry_budget import RetryBudget
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 MIGRATION_RETRY_S = 0.25  # delay before an intentionally broken stream is offered to other replicas again
 MISMATCH = "the repeated part of the answer differs"

@@ -1,7 +1,7 @@
 """Metrics, logs and traces. This package makes no decision. No log line, series or span contains text of a prompt, of
 an answer or of a key.
 
-    record           facts of one request; metrics, logs and traces are made from it when the request ends
+    request_record   facts of one request; metrics, logs and traces are made from it when the request ends
     catalogue        names of all counters and histograms
     counters         counters and histograms, made of series; metrics/ renders them for Prometheus
     otlp_metrics     pushes them

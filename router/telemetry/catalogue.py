@@ -8,7 +8,7 @@ from router.core.dialects import PATHS
 from router.core.dialects.failover import APPROXIMATE, EXACT, REASONS
 from router.core.dialects.tool_normalization import REPAIRS
 from router.core.placement.spill import SpillCause
-from router.core.types.misses import DifferenceKind, MissReason, TokenFate
+from router.core.types.cache_misses import DifferenceKind, MissReason, TokenFate
 from router.core.types.placements import Confidence, EndReason
 from router.core.types.requests import Priority
 from router.telemetry.series import Labels

@@ -22,9 +22,9 @@ from router.config.api_keys import NONE, OTHER
 from router.core.dialects import PATHS
 from router.core.estimators.prefill import PrefillModel
 from router.core.insights.breakdown import default_breakdown
-from router.core.insights.funnel import token_fates
 from router.core.insights.ledger.decaying_sums import REPLAYS
 from router.core.insights.ledger.totals import Ledger
+from router.core.insights.token_funnel import token_fates
 from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.core.types.requests import Priority
 from router.telemetry.catalogue import (
@@ -37,7 +37,7 @@ from router.telemetry.catalogue import (
     REPLICA_TTFT_S,
     TTFT_RATIO,
 )
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries, PlacementSeries, RecentTokens
 
 MODELS_MAX = 1_000  # models with a label value each, because adapters may come and go without end

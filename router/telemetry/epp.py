@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from router.core.types.placements import EndReason
 from router.telemetry.gen_ai import CLIENT_LEFT_STATUS, EMBEDDINGS, OPERATIONS
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
 EPP, OLD = "llm_d_epp", "inference"

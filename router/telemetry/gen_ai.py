@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from router.config.api_keys import OTHER
 from router.core.types.placements import EndReason
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
 OPERATIONS = {

@@ -10,7 +10,7 @@ import logging
 from typing import Protocol
 
 from router.telemetry.log_writer import AsyncLogWriter
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 
 class LogStyle(Protocol):

@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.core.types.misses import MissReason, TokenFate
+from router.core.types.cache_misses import MissReason, TokenFate
 from router.core.types.placements import EndReason
 from router.former_names import former_event
 from router.telemetry.log_output import LogOutput, LogStyle
 from router.telemetry.log_writer import AsyncLogWriter, sink
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")

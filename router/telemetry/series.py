@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import TypeAlias
 
-from router.core.types.misses import MissReason, TokenFate
+from router.core.types.cache_misses import MissReason, TokenFate
 
 RECENT_S = 300.0
 FADE_S = 0.25

@@ -24,7 +24,7 @@ from router.core.dialects.response_metadata import ResponseMetadata, told_by, to
 from router.core.types.placements import EndReason, Receipt
 from router.core.types.replicas import Replica
 from router.telemetry.gen_ai import OPERATIONS, error_type
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
 
 Attributes: TypeAlias = dict[str, str | int | float | bool | tuple[str, ...]]

@@ -29,7 +29,7 @@ from router import __version__
 from router.config.schema import TracingSettings
 from router.http.failures import describe
 from router.http.request import Request
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.spans import RequestTrace, Span, spans_of
 from router.telemetry.trace_context import (
     SPAN_ID_BITS,

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.admin import dashboard
-from router.admin.observatory import LINKED
+from router.admin.insights_pages import LINKED
 from router.cli.config_loader import load
 from router.config.schema import SettingsError
 from tests.support.fakes import FakeEngine, running

@@ -12,12 +12,12 @@ from aiohttp import ClientSession
 
 from router.admin.decision_rows import decision_row
 from router.cli.explain.prose import explain_row
-from router.core.insights.funnel import token_fates
+from router.core.insights.token_funnel import token_fates
 from router.core.placement.spill import SpillCause
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.disagg_types import KvConnector, PrefillStage
-from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Candidate, Confidence, EndReason, ExternalKv, PlacementReason, Receipt, Usage
-from router.telemetry.record import RequestRecord, session_key
+from router.telemetry.request_record import RequestRecord, session_key
 from tests.support.fakes import FakeEngine, reset, running
 from tests.support.keyring import ADMIN, bearer
 

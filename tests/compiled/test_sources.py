@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from deploy.compiled import MODULES, REPO
 from deploy.compiled_sources import for_mypyc, is_record
-from router.core.types import misses
+from router.core.types import cache_misses
 
 HEAD = '''"""A module."""
 
@@ -146,7 +146,7 @@ def test_nothing_of_msgspec_is_asked_of_records() -> None:
     """A record is no Struct where it is compiled: none is in a Struct that is encoded."""
     records = {node.name for _, source in sources() for node in ast.parse(source).body if _record(node)}
     assert {"Candidate", "Lease", "Prompt"} <= records
-    for name, struct in vars(misses).items():
+    for name, struct in vars(cache_misses).items():
         if isinstance(struct, type) and issubclass(struct, Struct):
             named = re.findall(r"\w+", " ".join(map(str, struct.__annotations__.values())))
             assert records.isdisjoint(named), name

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from router.core.kv_events.batch_decoder import Removed, Stored
-from router.core.placement.feedback import UnreportedHit
+from router.core.placement.answer_feedback import UnreportedHit
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.prompts.block_keys import token_chain, token_root

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from router.core.types.misses import MissReason
+from router.core.types.cache_misses import MissReason
 from router.single_process import RouterServer
 from tests.extproc.asking import CHAT, asking, chat, error_of, picking, set_headers
 from tests.support.fakes import FakeEngine

@@ -8,7 +8,7 @@ import pytest
 
 from router.core.types.placements import Confidence, EndReason, PlacementReason
 from router.single_process import RouterServer
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.extproc.asking import Asking, asking, chat, destinations, endpoint, picking, removed, set_headers
 from tests.support.fakes import USAGE, FakeEngine, events
 from tests.support.waiting import until

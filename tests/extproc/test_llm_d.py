@@ -18,7 +18,7 @@ from router.extproc import extproc_pb2 as pb
 from router.extproc import metadata
 from router.extproc.request_headers import request_of
 from router.single_process import RouterServer
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.extproc.asking import Asking, asking, chat, destinations, endpoint, error_of, nobody, picking, set_headers
 from tests.support.fakes import USAGE, FakeEngine, data_event, message_events
 from tests.support.waiting import until

@@ -135,7 +135,7 @@ async def test_a_stream_without_a_head_is_cut(engine: FakeEngine) -> None:
 async def test_first_messages_are_within_the_budget(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many streams are read as have room if each brings the longest message that there may be; those that come then
     wait for one of them to be cut, and are served."""
-    monkeypatch.setattr("router.extproc.heads.CROWDED_S", 0.05)
+    monkeypatch.setattr("router.extproc.first_message_limit.CROWDED_S", 0.05)
     limits = {
         "limits__body_bytes_max": 9 * MB,
         "limits__total_body_bytes_max": 32 * MB,

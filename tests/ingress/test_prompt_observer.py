@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from router.config.schema import InsightsSettings
-from router.core.types.misses import DifferenceKind, PromptAnalysis
+from router.core.types.cache_misses import DifferenceKind, PromptAnalysis
 from router.http.request import Connection, Request
 from router.ingress import prompt_observer as observing
 from router.ingress.parser import ParserConfig, RequestParser

@@ -12,7 +12,7 @@ from router.config.api_keys import ANONYMOUS, Caller, Tenant
 from router.core.types.requests import AgentIds, RequestSpec
 from router.http.request import Connection, Request
 from router.ingress.session_identity import NAME_BYTES_MAX, SessionHasher
-from router.telemetry.record import session_key
+from router.telemetry.request_record import session_key
 
 IDS = AgentIds("claude-code", b"s/a", b"s", b"s")
 names = st.binary(min_size=1, max_size=400)

@@ -10,9 +10,9 @@ from itertools import count
 
 from router.core.admission.rate_limits import Rates, TenantRateLimits
 from router.peering.clients import TlsFiles
+from router.peering.message_auth import Seals
 from router.peering.peer_link import LinkLimits, PeerChannel
 from router.peering.redis_store import open_session
-from router.peering.seals import Seals
 from router.peering.shared_state import SharedState
 from router.peering.store_url import parse_address
 

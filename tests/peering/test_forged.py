@@ -12,9 +12,9 @@ import pytest
 
 from router.config.api_keys import Tenant
 from router.peering.frames import PeerFrame, TenantUsage, pack_frame
+from router.peering.message_auth import FRESH_S, Seals
 from router.peering.message_receiver import REFUSED_EVERY_S, PeerSubscriber
 from router.peering.peers import PeerRegistry
-from router.peering.seals import FRESH_S, Seals
 from router.peering.snapshot_transfer import SnapshotTransfer
 from tests.peering.links import CoreStandIn, OneRouter, linked
 from tests.peering.stores import StoreServer

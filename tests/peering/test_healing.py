@@ -16,9 +16,9 @@ import pytest
 
 from router.peering import persistence
 from router.peering.frames import BadFrame, PeerFrame, head_of, pack_frame
+from router.peering.message_auth import Seals
 from router.peering.message_receiver import PeerSubscriber
 from router.peering.peers import SILENT_S, PeerRegistry
-from router.peering.seals import Seals
 from tests.peering.links import CoreStandIn, linked
 from tests.peering.stores import StoreServer, free_port
 from tests.support.waiting import until

@@ -14,9 +14,9 @@ import pytest
 
 from router.peering import peer_link
 from router.peering.clients import TlsFiles
+from router.peering.message_auth import Seals
 from router.peering.peer_link import LinkLimits, PeerChannel
 from router.peering.redis_store import EARLY_BYTES_MAX, PAGE, PAGES_MORE, open_session
-from router.peering.seals import Seals
 from router.peering.session import StoreFailed
 from router.peering.store_url import parse_address
 from tests.peering.links import OneRouter, linked

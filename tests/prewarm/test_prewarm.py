@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadtest.fake_engine.command import Engines
+from router.core.types.cache_misses import Template
 from router.core.types.disagg_types import KvConnector
-from router.core.types.misses import Template
 from router.prewarm.sender import PromptSender
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.fakes import FakeEngine, idle, mute, ok, running

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from router.telemetry.record import RequestRecord, session_key
+from router.telemetry.request_record import RequestRecord, session_key
 from tests.extproc.asking import asking, picking
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 
 from router.core.types.placements import Usage
 from router.single_process import RouterServer
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import (
     GENERATED,
     MESSAGE,

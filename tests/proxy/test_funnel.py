@@ -16,8 +16,8 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.cli.main import main
-from router.core.insights.funnel import token_fates
-from router.core.types.misses import FUNNEL_STAGES, TokenFate
+from router.core.insights.token_funnel import token_fates
+from router.core.types.cache_misses import FUNNEL_STAGES, TokenFate
 from router.core.types.placements import Confidence
 from router.proxy import http_proxy
 from router.single_process import RouterServer

@@ -13,15 +13,15 @@ import pytest
 from aiohttp import ClientSession
 
 from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.texts import Match
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.texts import Match
 from router.core.prompts.block_keys import Chain
-from router.core.types.misses import Difference, DifferenceKind, PromptAnalysis
+from router.core.types.cache_misses import Difference, DifferenceKind, PromptAnalysis
 from router.core.types.requests import RequestSpec
 from router.ingress.prompt_observer import PromptObserver
 from router.single_process import RouterServer
 from router.telemetry import logs
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring
 

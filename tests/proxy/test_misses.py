@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis
 from router.single_process import RouterServer
 from tests.engines.test_exact import replicas, routing
 from tests.support.fakes import FakeEngine, reset, running, status

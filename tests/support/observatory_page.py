@@ -11,7 +11,7 @@ import math
 import random
 from typing import Any
 
-from router.core.types.misses import FUNNEL_STAGES
+from router.core.types.cache_misses import FUNNEL_STAGES
 
 STEP_S = 5
 STEPS = 120

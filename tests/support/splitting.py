@@ -26,7 +26,7 @@ from router.ingress.context import IngressContext
 from router.placement_api import PlacementService
 from router.proxy.http_frontend import HttpFrontend
 from router.single_process import FrontendGroup, RouterServer
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.support import fakes
 from tests.support.waiting import until
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from router.core.estimators.prefill import PrefillModel
-from router.core.insights.funnel import token_fates
+from router.core.insights.token_funnel import token_fates
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.spill import SpillCause
-from router.core.types.misses import MissReason, TokenBreakdown
+from router.core.types.cache_misses import MissReason, TokenBreakdown
 from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.core.types.replicas import Replica
 from router.telemetry import catalogue, counters, series
 from router.telemetry.metrics import Metrics
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]

@@ -14,7 +14,7 @@ import pytest
 
 from router.core.types.placements import EndReason
 from router.telemetry import logs
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 PIPE_BYTES = 4096  # of the smallest pipe
 

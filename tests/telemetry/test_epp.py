@@ -17,7 +17,7 @@ from router.core.types.requests import Priority
 from router.telemetry.epp import ALIASES, COUNTED
 from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.metrics.epp_pool import LEVELS
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.core.ready import router_of
 from tests.telemetry.counted import record
 

@@ -16,7 +16,7 @@ from router.core.types.placements import Confidence, PlacementReason, Receipt, U
 from router.core.types.replicas import ServedModel
 from router.telemetry import gen_ai
 from router.telemetry.metrics import Metrics
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.telemetry.counted import metrics, record, router
 
 CHAT = "/v1/chat/completions"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from router.core.insights.breakdown import with_actual_usage
 from router.core.insights.ledger.totals import Ledger
 from router.core.placement.router import Router
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.disagg_types import KvConnector, PrefillStage
-from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Confidence, ExternalKv, PlacementReason, Receipt, Usage
 from router.core.types.replicas import Load
 from router.telemetry.counters import RequestMetrics

@@ -178,7 +178,7 @@ def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
 PROGRAM = """
 import logging, sys
 from router.telemetry import logs
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):
     logs.log_requests([RequestRecord(id=str(n), route="/v1/completions")])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import MissReason, TokenBreakdown, TokenFate
 from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.telemetry import logs
 from tests.telemetry.log_lines import Pipe, record

@@ -19,7 +19,7 @@ from router.telemetry import catalogue, counters, logs
 from router.telemetry import metrics as rendering
 from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.process_totals import SPANS_DROPPED, UNEXPLAINED, ProcessTotals
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.support.histories import no_history
 from tests.telemetry.counted import REPLICAS, Library, metrics, record, records, router
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from router.telemetry.record import session_key
+from router.telemetry.request_record import session_key
 from tests.http.wire import connect, post
 from tests.support.fakes import (
     FakeEngine,

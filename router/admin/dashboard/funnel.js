@@ -1,5 +1,5 @@
 // The funnel: where each prompt token ended, stage by stage, from asked for to hit. The router says which places lose
-// tokens before which stage (router/core/types/misses.py); a place without words here is called by its own name.
+// tokens before which stage (router/core/types/cache_misses.py); a place without words here is called by its own name.
 
 import { count, percent, share } from "./format.js";
 import { bar, h, keyed, set, text } from "./dom.js";

@@ -1,5 +1,5 @@
 // The reasons of misses: what they are called, in the order in which they are shown. Those that somebody can do
-// something about come first; router/core/types/misses.py says how they are told apart.
+// something about come first; router/core/types/cache_misses.py says how they are told apart.
 
 import { count, percent, share } from "./format.js";
 import { h, table, text } from "./dom.js";

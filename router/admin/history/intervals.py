@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from router.core.insights.ledger.decaying_sums import TTFT_S, percentile
 from router.core.placement.spill import SpillCause
-from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import MissReason, TokenBreakdown, TokenFate
 from router.core.types.placements import EndReason, Receipt, Usage
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 STEP_S = 5
 STEPS = 720  # intervals kept in memory: an hour

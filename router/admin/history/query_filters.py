@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from router.admin.decision_rows import conversation_of
 from router.admin.query_params import BadParameter, seconds
-from router.core.types.misses import MissReason
+from router.core.types.cache_misses import MissReason
 from router.core.types.placements import PlacementReason
-from router.telemetry.record import RequestRecord, session_key
+from router.telemetry.request_record import RequestRecord, session_key
 
 PARAMETERS = ("id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s")
 REASONS = tuple(dict.fromkeys([*(reason.value for reason in PlacementReason), *(miss.value for miss in MissReason)]))

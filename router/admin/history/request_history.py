@@ -22,7 +22,7 @@ from router.admin.history.file import COARSE_S, DAY_S, FINE_DAYS, HistoryFile, R
 from router.admin.history.intervals import STEP_S, STEPS, Intervals, Sums, in_steps
 from router.admin.history.query_filters import DecisionFilter
 from router.admin.history.writer import HistoryUnavailable, HistoryWriter, KeeperStatus
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 BYTES_MAX = 1 << 20  # of all decisions of one answer
 NUMBER_MAX = 1 << 62

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from router.admin.decision_rows import decision_row
 from router.admin.history.file import DAMAGED, ForeignDatabase, HistoryFile, describe_error, quarantine
 from router.admin.history.intervals import STEPS, Sums
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 QUEUE_DECISIONS_MAX = 4_096  # decisions that wait to be written: about 15 MB
 BATCH_DECISIONS = 200  # decisions written in one transaction

@@ -18,12 +18,12 @@ from router.cli.audit.router_log import Served
 from router.core.dialects import PATHS
 from router.core.estimators.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
 from router.core.insights.difference.compare import compare
-from router.core.insights.funnel import token_fates
 from router.core.insights.ledger.totals import Ledger
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
+from router.core.insights.token_funnel import token_fates
 from router.core.insights.two_generation_cache import Generations
 from router.core.prompts.block_keys import Chain, chain_of
-from router.core.types.misses import MissReason, PromptAnalysis, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown, TokenFate
 from router.core.types.placements import Usage
 from router.core.types.requests import Prompt, RequestSpec
 

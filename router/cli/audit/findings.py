@@ -10,7 +10,7 @@ from router.cli.audit.counts import Audit
 from router.core.insights.ledger.advice import HOURLY_S_MIN, AdviceContext, advise
 from router.core.insights.ledger.decaying_sums import AT, HIT, PROMPT, REPLAY, REPLAYS, misses_of, ratio
 from router.core.insights.ledger.template_tree import Views
-from router.core.types.misses import FUNNEL_STAGES, MissReason, TokenFate
+from router.core.types.cache_misses import FUNNEL_STAGES, MissReason, TokenFate
 
 ADVICE_MAX, TEMPLATES_MAX, GROUPS_MAX, DIFFERENCES_MAX = 50, 50, 50, 16
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from router.cli.audit.log_requests import NotRequest
 from router.core.placement.spill import SpillCause
-from router.core.types.misses import TokenFate
+from router.core.types.cache_misses import TokenFate
 from router.former_names import SPILL_CAUSES, TOKEN_FATES
 
 _OWN = b'"router.'  # bytes in every line of a router's log, and in few other lines

@@ -10,7 +10,7 @@ from typing import Any
 from router.core.insights.ledger.advice import said_of
 from router.core.insights.ledger.lost_tokens import Loss
 from router.core.placement.spill import SpillCause
-from router.core.types.misses import Difference, DifferenceKind, MissReason, TokenFate
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, TokenFate
 from router.core.types.placements import PlacementReason
 from router.former_names import SPILL_CAUSES
 

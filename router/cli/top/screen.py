@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.core.types.misses import AVOIDABLE, MissReason
+from router.core.types.cache_misses import AVOIDABLE, MissReason
 
 BAR_CELLS = 20
 LIVE_ADVICE_MAX = 3

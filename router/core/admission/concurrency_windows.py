@@ -19,7 +19,7 @@ work on at once, without those that may wait there. While other tenants are acti
 without capacity waits (queue.py). If the wait would exceed the limit, it is rejected immediately.
 
 While requests with deadlines arrive, requests without one have capacity only at calm replicas (deadline_budget.py,
-calm.py).
+without_deadline.py).
 
 If no replica is full, no request waits and few leases are open, all of this is three comparisons per request.
 """
@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
 
-from router.core.admission.calm import HELD_PART, Calm, Known
 from router.core.admission.deadline_budget import DeadlineReserve
 from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.admission.shares import USE_FULL, Shares
+from router.core.admission.without_deadline import HELD_PART, Calm, Known
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.models import NoReplicaReady

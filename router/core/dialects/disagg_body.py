@@ -6,7 +6,7 @@ and v1/kv_offload/tiering/p2p/manager.py) and SGLang 0.5.23 (srt/entrypoints/ope
 srt/managers/io_struct.py, srt/disaggregation):
 
 - NIXL: the answer of the prefill stage has an object at its top level. The decode stage repeats it, once its hosts are
-  known to be the prefilling engine's own (own_hosts.py). It is null if the prompt fills no block, or if the request
+  known to be the prefilling engine's own (prefill_hosts.py). It is null if the prompt fills no block, or if the request
   ended by anything except its length or a stop. Then no blocks can be fetched.
 - Mooncake: both stages have one transfer id. The prefill stage must end by its length. Otherwise its blocks are freed
   at once, and the decoding engine waits for them until a timeout of minutes. So no stop condition may apply.
@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, with_fields
-from router.core.prompts import slices
+from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, flag, has_value, number
 from router.core.types.disagg_types import KvConnector
 
@@ -119,7 +119,7 @@ def can_disaggregate(path: str, body: bytes, kinds: frozenset[str]) -> bool:
     if not kinds or not all(path in SPLIT.get(kind, ()) for kind in kinds):
         return False
     try:
-        wishes = slices.read(_decode_wishes, body)
+        wishes = sliced_json.read(_decode_wishes, body)
         if path == RESPONSES and not _is_plain_response(wishes):
             return False
         if path == GENERATE and has_value(wishes.sampling_params):
@@ -160,7 +160,7 @@ def prefill_body(path: str, body: bytes, handshake: KvConnector, id_: str, addre
     """
     fields = [b'"stream":false']
     try:
-        wishes = slices.read(_decode_wishes, body)
+        wishes = sliced_json.read(_decode_wishes, body)
     except UNREADABLE:  # it was read before placement
         wishes = _DisaggFields()
     if has_value(wishes.stream_options):

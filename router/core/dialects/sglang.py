@@ -25,7 +25,7 @@ from router.core.prompts.canonical import OPAQUE_REPEATS
 from router.core.prompts.incremental_parse import BodyPrefixCache
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.prompts.raw_prompts import TOKEN_ID_BYTES, Given, decode_ids, decode_text, decode_texts, only_text
-from router.core.prompts.slices import read, utf8
+from router.core.prompts.sliced_json import read, utf8
 from router.core.types.placements import EndReason, Usage
 from router.core.types.progress import is_progress
 from router.core.types.requests import Prompt, RequestSpec, TemplateInput

@@ -29,7 +29,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import slices
+from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, InvalidBody, has_value
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -122,7 +122,7 @@ def read_isolation_fields(body: bytes) -> Named:
     if not body:
         return _NOTHING
     try:
-        return slices.read(_decode_named, body)
+        return sliced_json.read(_decode_named, body)
     except UNREADABLE:
         return Named(*[Raw(b'"') for _ in Named.__struct_fields__])
 
@@ -140,7 +140,7 @@ def strip_transfers(body: bytes) -> bytes:
     if not body:
         return body
     try:
-        return _replace_fields(body, slices.read(_decode_named, body), _TRANSFERRED, [])
+        return _replace_fields(body, sliced_json.read(_decode_named, body), _TRANSFERRED, [])
     except UNREADABLE:
         return body
 
@@ -161,7 +161,7 @@ def _strip_sampling(raw: Raw) -> str | None:
     if bytes(raw).startswith(b"["):
         return None
     try:
-        told = slices.read(_decode_arguments, raw)
+        told = sliced_json.read(_decode_arguments, raw)
         if not has_value(extra := told.get(_EXTRA, ABSENT)) or (kept := _arguments(extra)) is None:
             return None
         return msgspec.json.encode(told | {_EXTRA: Raw(kept.encode())}).decode()
@@ -172,7 +172,7 @@ def _strip_sampling(raw: Raw) -> str | None:
 def _arguments(raw: Raw) -> str | None:
     """Return vLLM's further arguments without transfers, as JSON. None if they have no transfers."""
     try:
-        told = slices.read(_decode_arguments, raw)
+        told = sliced_json.read(_decode_arguments, raw)
         kept = {name: value for name, value in told.items() if name not in _SHARED}
         return None if len(kept) == len(told) else msgspec.json.encode(kept).decode()
     except UNREADABLE:
@@ -196,7 +196,7 @@ def adapters(found: Named) -> list[str]:
     if not has_value(found.lora_path):
         return []
     try:
-        told = slices.value(found.lora_path)
+        told = sliced_json.value(found.lora_path)
     except UNREADABLE:
         return [""]
     listed = told if isinstance(told, list) else [told]

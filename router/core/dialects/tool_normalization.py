@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects.tenant_isolation import CHAT, MESSAGES, RESPONSES
-from router.core.prompts import slices
+from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import UNREADABLE
 
 SORT_TOOLS, CANONICAL_TOOLS = "sort_tools", "canonical_tools"
@@ -97,7 +97,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
     """Return the start and the end of the value of `tools`. None if it is absent, or if any name of the body's top
     level comes twice: a decoded value follows its name only if no other value was taken for it."""
     try:
-        members = slices.read(_decode_members, body)
+        members = sliced_json.read(_decode_members, body)
     except UNREADABLE:
         return None
     at, found, comma = body.index(b"{") + 1, None, b""
@@ -158,6 +158,6 @@ def _canonical(piece: bytes) -> bytes:
 
 
 def _sorted_keys(schema: bytes) -> bytes:
-    value = slices.value(schema)
+    value = sliced_json.value(schema)
     made = _encode_sorted(value)
     return schema if _encode(value) == made else made

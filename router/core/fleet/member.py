@@ -18,9 +18,9 @@ from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_reservations import KvReservations
 from router.core.fleet.lease import DECODE, PREFILL, Lease, PrefillBatch, TtftSample
-from router.core.fleet.page_source import PageSource
 from router.core.fleet.peer_leases import PeerLoadView
 from router.core.fleet.prefill_queue import PrefillQueue
+from router.core.fleet.restart_detection import PageSource
 from router.core.fleet.tier_loads import TierLinks, learn_load
 from router.core.types.disagg_types import KvConnector
 from router.core.types.peer_load import ZERO_LOAD, PeerLoad

@@ -15,8 +15,8 @@ from router.core.fleet.engine_capacity import with_event_block
 from router.core.fleet.expected_models import ExpectedModels
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.models import Models
-from router.core.fleet.page_source import PageChange, strip_counters
 from router.core.fleet.registry import Fleet
+from router.core.fleet.restart_detection import PageChange, strip_counters
 from router.core.prompts.block_keys import BLOCK_BYTES
 from router.core.types.placements import Confidence
 from router.core.types.replicas import Load, Replica, ServedModel, Sleep

@@ -29,7 +29,7 @@ longest answer. A few such answers must be late at once.
 
 A replica is stalled if a lease is late by `stall_timeout_s`. It is also stalled if STUCK_LEASES are late by half of
 that, counting those abandoned by their clients in the meantime. All engines may be equally slow, however, and a retry
-on on another replica would then only double their work. So one of its peers must have been on time since. Without that
+on another replica would then only double their work. So one of its peers must have been on time since. Without that
 evidence a replica is stalled only if it is late by CERTAIN_STALL_FACTOR, or after STUCK_LEASES clients left. In the
 latter case it gets no new requests, but keeps its open ones.
 

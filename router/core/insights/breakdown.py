@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from router.core.insights.two_generation_cache import CHAIN_MAX, Generations
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain
-from router.core.types.misses import MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Candidate, Confidence, Receipt, Usage
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed

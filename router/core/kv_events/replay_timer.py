@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.core.kv_events.actions import RequestReplay, StreamLimits
+from router.core.kv_events.stream_steps import RequestReplay, StreamLimits
 
 STUCK_MAX = 2  # replays with the same gap, or without a batch that arrived, before batches count as lost
 PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # limits requests to a publisher that always contradicts itself

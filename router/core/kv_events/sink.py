@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from router.core.kv_events.actions import Clear, Resume, SetConfidence, Suspend
 from router.core.kv_events.batch_decoder import Event
 from router.core.kv_events.event_state_codec import EngineShape, Page
+from router.core.kv_events.stream_steps import Clear, Resume, SetConfidence, Suspend
 from router.core.types.placements import Confidence
 
 
@@ -24,7 +24,7 @@ class EventSink(Protocol):
         """Forget all blocks: the cache is gone, or no block is certain. Ends a suspension."""
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit no block until `clear` or `resume`; `doubt` is explained in actions.py."""
+        """Credit no block until `clear` or `resume`; `doubt` is explained in stream_steps.py."""
 
     def resume(self, replica: str, now_s: float) -> None:
         """Credit blocks again: the stream proved that no batch is missing."""

@@ -30,7 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.kv_events.actions import (
+from router.core.kv_events.batch_decoder import Cleared, EventBatch, MalformedBatch, decode
+from router.core.kv_events.reorder_buffer import AppliedBatches, BufferedBatch, ReorderBuffer, digest_of
+from router.core.kv_events.replay_timer import STUCK_MAX, ReplayTimer
+from router.core.kv_events.stream_steps import (
     Apply,
     Clear,
     Phase,
@@ -43,9 +46,6 @@ from router.core.kv_events.actions import (
     StreamLimits,
     Suspend,
 )
-from router.core.kv_events.batch_decoder import Cleared, EventBatch, MalformedBatch, decode
-from router.core.kv_events.reorder_buffer import AppliedBatches, BufferedBatch, ReorderBuffer, digest_of
-from router.core.kv_events.replay_timer import STUCK_MAX, ReplayTimer
 from router.core.types.placements import Confidence
 
 __all__ = [

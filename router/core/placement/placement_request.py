@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from router.core.prompts.block_keys import Chain
 from router.core.prompts.token_keys import TokenPrompt
-from router.core.types.misses import PromptAnalysis
+from router.core.types.cache_misses import PromptAnalysis
 from router.core.types.requests import ConversationRef, Priority, RequestSpec
 
 

@@ -4,7 +4,7 @@
     finish:  give the lease back, keep what prompt and answer left in the cache, learn from the answer
 
 The knowledge about replicas is updated by core/fleet/observations.py from the engines' reports, and by
-core/placement/feedback.py from finished answers.
+core/placement/answer_feedback.py from finished answers.
 
 The Router does not depend on HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual
 time. It is synchronous and single-threaded by contract: a method returns before the next begins, so there are no locks.
@@ -27,12 +27,12 @@ from router.core.fleet.lease import DECODE, Lease
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.observations import Observations
 from router.core.insights.breakdown import Explainer
+from router.core.placement.answer_feedback import OutcomeFeedback
 from router.core.placement.answer_reuse import AnswerReuse
 from router.core.placement.capacity import CapacityPools
 from router.core.placement.conversation_affinity import Conversations
 from router.core.placement.disagg_leases import DisaggLeases
 from router.core.placement.disagg_split import DisaggPlanner
-from router.core.placement.feedback import OutcomeFeedback
 from router.core.placement.filters import filter_members, refusal
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener

@@ -19,7 +19,7 @@ from functools import lru_cache
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from router.core.prompts import gil
+from router.core.prompts import gil_release
 from router.core.types.requests import MessageBoundary, MessagePrefix, Prompt, RequestSpec
 
 BLOCK_BYTES = 512
@@ -208,7 +208,7 @@ def _long_chain(text: bytes, root: int) -> list[int]:
     keys: list[int] = []
     for at in range(0, len(text), HASHED_BYTES):
         keys += chain(text[at : at + HASHED_BYTES], keys[-1] if keys else root)
-        gil.release_gil()
+        gil_release.release_gil()
     return keys
 
 

@@ -26,10 +26,10 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
-from router.core.prompts import gil, slices
+from router.core.prompts import gil_release, sliced_json
 from router.core.prompts.block_keys import SPANS_MAX
 from router.core.prompts.json_fields import UNREADABLE
-from router.core.prompts.slices import SLICE_BYTES, utf8
+from router.core.prompts.sliced_json import SLICE_BYTES, utf8
 from router.core.types.requests import OPAQUE_BYTES, Heading, MessageBoundary, MessagePrefix, Prompt
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
@@ -148,7 +148,7 @@ class Chat:
             data = text.encode() if len(text) <= long else utf8(text)
             out += lead, data
             if not len(out) & OTHERS_AFTER:
-                gil.release_gil()
+                gil_release.release_gil()
             start = end
             end += len(lead) + len(data)
             if role == "assistant":
@@ -183,7 +183,7 @@ class Chat:
             parts = [part for part in kept if part]
         for position, part in enumerate(parts):
             if not position % PIECES_MAX:
-                gil.release_gil()
+                gil_release.release_gil()
             if position:
                 out.append(b"\n")  # vLLM joins text parts this way if the template takes a string
             if isinstance(part, str):
@@ -223,7 +223,7 @@ class Chat:
 
     def prompt(self) -> Prompt:
         """Return the prompt that was written."""
-        gil.release_gil()
+        gil_release.release_gil()
         return self._prompt(b"".join([*self._head, *self._out]), sum(map(len, self._head)))
 
     def build_linked_prompt(self, ends: list[MessagePrefix], whole: Callable[[], Prompt | None]) -> Prompt:
@@ -250,7 +250,7 @@ _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistan
 def _tool(tool: object) -> object:
     """Return the tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no
     nulls."""
-    gil.release_gil()
+    gil_release.release_gil()
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
         return tool
@@ -298,7 +298,7 @@ def _arguments(arguments: object) -> object:
     if not arguments:
         return {}
     try:
-        return slices.value(utf8(arguments)) if isinstance(arguments, str) else arguments
+        return sliced_json.value(utf8(arguments)) if isinstance(arguments, str) else arguments
     except UNREADABLE:
         return arguments
 
@@ -307,19 +307,19 @@ def _merge_pieces(pieces: list[bytes]) -> list[bytes]:
     """Return the same bytes in fewer pieces: joining a million of them takes tens of milliseconds."""
     made: list[bytes] = []
     for at in range(0, len(pieces), PIECES_MAX):
-        gil.release_gil()
+        gil_release.release_gil()
         made.append(b"".join(pieces[at : at + PIECES_MAX]))
     return made
 
 
 def canonical(raw: Raw) -> bytes:
     """Return JSON without white space and needless escapes, keys in their order."""
-    return msgspec.json.encode(slices.value(raw))
+    return msgspec.json.encode(sliced_json.value(raw))
 
 
 def arguments(raw: Raw) -> bytes:
     """Return named arguments as JSON, sorted by name, without those that act late. b"" if no argument is left."""
-    given = slices.value(raw)
+    given = sliced_json.value(raw)
     if isinstance(given, dict):
         given = {name: given[name] for name in sorted(given) if name not in LATE_ARGUMENTS}
     return msgspec.json.encode(given) if given else b""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import agent_headers, json_fields, slices
+from router.core.prompts import agent_headers, json_fields, sliced_json
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
 from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
 from router.core.prompts.json_fields import ABSENT, UNREADABLE
@@ -59,7 +59,7 @@ def parse_quick(body: bytes, keep: bool, seen: BodyPrefixCache | None) -> Reques
             if prompt is not None and said is not None:
                 fields, new_bytes = build_messages_body(fields, said.messages), len(place.rest)
         if prompt is None:
-            quick = fields = decode_body(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
+            quick = fields = decode_body(body) if len(body) < sliced_json.LONG_BYTES_MIN else _long(body)
             chat = Chat()
             _head(chat, fields)
             for message in quick.messages:
@@ -85,7 +85,7 @@ def parse_quick(body: bytes, keep: bool, seen: BodyPrefixCache | None) -> Reques
 
 def _long(body: bytes) -> MessagesBody:
     """Decode a long body, its messages one by one. Raises UNREADABLE."""
-    folded = slices.fold(body)
+    folded = sliced_json.fold(body)
     fields: Head = decode_head(folded.document)
     messages, fields.messages = fields.messages, []
     return build_messages_body(folded.restore(fields), list(folded.each(messages, decode_message)))
@@ -102,7 +102,7 @@ def _seen_prompt(
     chat.set_head(seen.get_or_render(parts, lambda: _build_heading(fields)))
 
     def write(raw: Raw) -> Message:
-        message: Message = slices.read(decode_message, raw)
+        message: Message = sliced_json.read(decode_message, raw)
         _message(chat, message)
         return message
 
@@ -122,7 +122,7 @@ def prompt_of(fields: LooseBody) -> Prompt | None:
     try:
         chat = Chat()
         _head(chat, fields)
-        for messages in slices.items(decode_messages, fields.messages):
+        for messages in sliced_json.items(decode_messages, fields.messages):
             for message in messages:
                 _message(chat, message)
         return chat.prompt()
@@ -143,7 +143,7 @@ def _head(chat: Chat, fields: Fields) -> None:
         effort = NO_EFFORT  # vLLM passes this to templates that can switch thinking off
     chat.effort(effort)
     if json_fields.has_value(fields.system):
-        content = slices.read(decode_blocks, fields.system)
+        content = sliced_json.read(decode_blocks, fields.system)
         if system := content if isinstance(content, str) else system_text(content):
             chat.system(system)
             if not isinstance(content, str):
@@ -172,7 +172,9 @@ def _message(chat: Chat, message: Message) -> None:
     breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
-            made.append(call(block.name or "", slices.value(block.input) if json_fields.has_value(block.input) else {}))
+            made.append(
+                call(block.name or "", sliced_json.value(block.input) if json_fields.has_value(block.input) else {})
+            )
         elif block.type == "tool_result" and role == "user":
             _tool_result(chat, block)
         elif block.type == "thinking":
@@ -207,7 +209,7 @@ def _image(raw: Raw) -> bytes:
 
 def _tool_result(chat: Chat, block: Block) -> None:
     """Write a message of role `tool`. Its images follow as a user message."""
-    content = slices.read(decode_blocks, block.content) if json_fields.has_value(block.content) else ""
+    content = sliced_json.read(decode_blocks, block.content) if json_fields.has_value(block.content) else ""
     blocks = [] if isinstance(content, str) else content
     if any(part.type == "tool_reference" for part in blocks):
         raise UnsupportedForTemplate("tool_reference")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import agent_headers, gil, json_fields, slices
+from router.core.prompts import agent_headers, gil_release, json_fields, sliced_json
 from router.core.prompts.canonical import PIECES_MAX, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.incremental_parse import BodyPrefixCache, KnownPrefix
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, has_value, is_text
@@ -44,7 +44,7 @@ def parse_quick(path: str, body: bytes, seen: BodyPrefixCache | None) -> Request
             ask = _parse_cached(path, body, seen)
             if ask is not None:
                 return ask
-        fields: QuickFields = decode_quick(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
+        fields: QuickFields = decode_quick(body) if len(body) < sliced_json.LONG_BYTES_MIN else _long(body)
         if fields.messages is None:
             return _ask(fields, _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt))
     except UNREADABLE:
@@ -57,18 +57,18 @@ def parse_quick(path: str, body: bytes, seen: BodyPrefixCache | None) -> Request
 
 def _long(body: bytes) -> Any:  # noqa: ANN401 - as QuickFields, but a record of its own
     """Return the fields of a long body, its messages decoded one by one. Raises UNREADABLE."""
-    folded = slices.fold(body)
+    folded = sliced_json.fold(body)
     fields: Any = decode_long(folded.document)
     messages, options = fields.messages, fields.stream_options
     fields.messages = None
     fields = folded.restore(fields)
     fields.stream_options = None
     if has_value(options):
-        fields.stream_options = folded.restore(slices.value(options))
+        fields.stream_options = folded.restore(sliced_json.value(options))
         if not isinstance(fields.stream_options, dict):
             raise msgspec.ValidationError("stream_options")
     if messages is not None:
-        fields.messages = list(folded.each(messages, slices.object_of))
+        fields.messages = list(folded.each(messages, sliced_json.object_of))
     return fields
 
 
@@ -133,7 +133,9 @@ def _go_on(
     chat.set_head(seen.get_or_render(_head_parts(fields), lambda: _build_heading(fields)))
 
     def write(raw: Raw) -> dict[str, Any]:
-        message: dict[str, Any] = decode_message(raw) if len(raw) < slices.LONG_BYTES_MIN else slices.object_of(raw)
+        message: dict[str, Any] = (
+            decode_message(raw) if len(raw) < sliced_json.LONG_BYTES_MIN else sliced_json.object_of(raw)
+        )
         _message(chat, message)
         return message
 
@@ -170,7 +172,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
         return None
     try:
         if is_text(raw):
-            text = slices.utf8(slices.read(decode_text, raw))
+            text = sliced_json.utf8(sliced_json.read(decode_text, raw))
             return Prompt(text, len(text))
         found = Given()
         found.read(raw, decode_items)
@@ -183,7 +185,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 
 def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
-    gil.release_gil()
+    gil_release.release_gil()
     chat = Chat()
     if has_value(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
@@ -194,7 +196,7 @@ def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]])
 
 def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
     if has_value(fields.tools):
-        tools, choice = slices.value(fields.tools), fields.tool_choice
+        tools, choice = sliced_json.value(fields.tools), fields.tool_choice
         chat.tools(tools, json_fields.decode_as(str, choice) or json_fields.decode_as(dict, choice))
         if isinstance(tools, list) and tools and _has_cache_control(tools[-1]):
             chat.head_breakpoint()
@@ -202,7 +204,7 @@ def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
         if not has_value(raw):
             continue
         if name == "reasoning_effort":
-            chat.effort(slices.value(raw))
+            chat.effort(sliced_json.value(raw))
         elif name in ARGUMENTS:
             chat.argument(name, arguments(raw))
         else:
@@ -213,7 +215,7 @@ def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
     at = chat.texts(messages)
     while at < len(messages):
         _message(chat, messages[at])
-        gil.release_gil()
+        gil_release.release_gil()
         at = chat.texts(messages, at + 1)
 
 
@@ -257,7 +259,7 @@ def _parts(content: object) -> list[Part]:
     for part in content:
         parts.append(_text_or(part))
         if not len(parts) % PIECES_MAX:
-            gil.release_gil()
+            gil_release.release_gil()
     return parts
 
 
@@ -283,7 +285,7 @@ def content_parts(content: str | list[Raw] | None) -> list[Part]:
 
 
 def _part(raw: Raw) -> Part:
-    part = slices.value(raw)
+    part = sliced_json.value(raw)
     return part if isinstance(part, str) else _render_object_part(part, raw)
 
 
@@ -301,5 +303,5 @@ def _render_object_part(part: object, raw: Raw | None) -> Part:
         url, how = image.get("url"), image.get("detail")
     if not isinstance(url, str) or not url:
         return msgspec.json.encode(part) if raw is None else bytes(raw)
-    identity = slices.utf8(url)
+    identity = sliced_json.utf8(url)
     return identity + US + how.encode() if isinstance(how, str) and how and how != "auto" else identity

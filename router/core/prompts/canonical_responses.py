@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import json_fields, slices
+from router.core.prompts import json_fields, sliced_json
 from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.prompts.canonical_openai import content_parts
 from router.core.prompts.json_fields import UNREADABLE
@@ -66,7 +66,7 @@ def prompt_of(fields: ResponsesBody) -> Prompt | None:
         _head(chat, fields)
         if instructions := json_fields.decode_as(str, fields.instructions):
             chat.message("system", (instructions,))
-        given = slices.read(_decode_input, fields.input)
+        given = sliced_json.read(_decode_input, fields.input)
         if isinstance(given, str):
             chat.message("user", (given,))
         else:
@@ -157,4 +157,6 @@ def _thought(item: _Item) -> str:
 
 def _first_text(item: _Item) -> str:
     """Return the first part of an assistant's content, as vLLM does."""
-    return slices.read(_decode_text, item.content[0]).text if isinstance(item.content, list) and item.content else ""
+    return (
+        sliced_json.read(_decode_text, item.content[0]).text if isinstance(item.content, list) and item.content else ""
+    )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import gil, slices
+from router.core.prompts import gil_release, sliced_json
 from router.core.types.placements import Usage
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not searched for in larger answers (embeddings)
@@ -59,7 +59,7 @@ _EVENT_NAME = re.compile(rb"^event: ?(\S+)\r?\n", re.MULTILINE)
 def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     """Decode the top level of a request. Raises InvalidBody if it is not a JSON object."""
     try:
-        return slices.read(decoder.decode, body)
+        return sliced_json.read(decoder.decode, body)
     except UNREADABLE as error:
         raise InvalidBody("invalid_json", f"The request body is not a JSON object: {error}") from error
 
@@ -129,10 +129,10 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
     at = inside = 0
     while at < len(body):
         piece = body[at : at + SLICE_BYTES]
-        if slices.escapes(piece):  # an escape stays whole
+        if sliced_json.escapes(piece):  # an escape stays whole
             piece = body[at : at + SLICE_BYTES + 1]
         at += len(piece)
-        gil.release_gil()
+        gil_release.release_gil()
         parts = piece.split(b'"')
         if len(parts) <= QUOTES_MAX:
             parts = _drop_escaped_parts(parts, inside)
@@ -152,7 +152,7 @@ def _drop_escaped_parts(parts: list[bytes], inside: int) -> list[bytes]:
         if not escaped:
             kept.append(part)
             outside = not outside
-        escaped = not outside and part.endswith(b"\\") and slices.escapes(part)
+        escaped = not outside and part.endswith(b"\\") and sliced_json.escapes(part)
     return kept
 
 
@@ -187,12 +187,12 @@ def decode_as(type_: type[_T], raw: Raw) -> _T | None:
     if not raw:
         return None
     try:
-        if len(raw) < slices.LONG_BYTES_MIN:
+        if len(raw) < sliced_json.LONG_BYTES_MIN:
             return msgspec.json.decode(raw, type=type_)
         if type_ is not dict and type_ is not list:
-            found: _T = slices.read(partial(msgspec.json.decode, type=type_), raw)
+            found: _T = sliced_json.read(partial(msgspec.json.decode, type=type_), raw)
             return found
-        value = slices.value(raw)
+        value = sliced_json.value(raw)
     except UNREADABLE:
         return None
     return value if isinstance(value, type_) else None

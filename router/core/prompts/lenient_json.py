@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from router.core.prompts import gil, slices
+from router.core.prompts import gil_release, sliced_json
 from router.core.prompts.json_fields import InvalidBody, flag_of, value_is_true
 from router.core.types.requests import RequestSpec
 
@@ -41,10 +41,10 @@ def to_utf8(body: bytes) -> bytes | None:
     if encoding == "utf-8":
         return body
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    size, parts = slices.SLICE_BYTES, []
+    size, parts = sliced_json.SLICE_BYTES, []
     try:
         for at in range(0, len(body), size):
-            gil.release_gil()
+            gil_release.release_gil()
             text = decoder.decode(body[at : at + size], at + size >= len(body))
             parts.append(text.encode("utf-8", "surrogatepass"))
     except UnicodeError:

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import gil, slices
+from router.core.prompts import gil_release, sliced_json
 from router.core.prompts.canonical import RS
 from router.core.prompts.json_fields import is_text
-from router.core.prompts.slices import utf8
+from router.core.prompts.sliced_json import utf8
 
 TOKEN_ID_BYTES = 4
 
@@ -49,16 +49,16 @@ class Given:
         """Add the items of an array. Raises UNREADABLE."""
         inner = _inner(raw) if decode is not decode_texts else None
         if inner is None:
-            for items in slices.items(decode, raw):
+            for items in sliced_json.items(decode, raw):
                 self._add(items)
             return
         self.lists = 1
-        for ids in slices.items(_decode_flat, inner):
+        for ids in sliced_json.items(_decode_flat, inner):
             self._extend(ids)
 
     def text(self) -> bytes:
         """Return the texts, RS between any two."""
-        gil.release_gil()
+        gil_release.release_gil()
         return RS.join(self._joined)
 
     def id_bytes(self) -> bytes:
@@ -106,11 +106,11 @@ class Given:
 def only_text(raw: Raw) -> str | None:
     """Return the text if exactly one is given, as a string or in a list. Raises UNREADABLE."""
     if is_text(raw):
-        return slices.read(decode_text, raw)
+        return sliced_json.read(decode_text, raw)
     found: str | None = None
     if _TEXTS.match(memoryview(raw)) is None:
         return None
-    for texts in slices.items(decode_texts, raw):
+    for texts in sliced_json.items(decode_texts, raw):
         if found is not None or len(texts) > 1:
             return None
         found = texts[0]
@@ -119,7 +119,7 @@ def only_text(raw: Raw) -> str | None:
 
 def _inner(raw: Raw) -> bytes | None:
     """Return the only list of a long list of lists, which is read as a separate list. None for any other input."""
-    if len(raw) < slices.LONG_BYTES_MIN or (begin := _NESTED.match(memoryview(raw))) is None:
+    if len(raw) < sliced_json.LONG_BYTES_MIN or (begin := _NESTED.match(memoryview(raw))) is None:
         return None
     document = bytes(raw)
     if document.count(b"[") > 2 or document.count(b"]") > 2:

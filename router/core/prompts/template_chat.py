@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import json_fields, slices
+from router.core.prompts import json_fields, sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE
 from router.core.prompts.raw_prompts import Given, decode_items, only_text
 from router.core.types.requests import TemplateInput
@@ -116,14 +116,14 @@ def decode_openai(body: bytes) -> ChatBody:
 
 def _decode_body(body: bytes) -> ChatBody:
     """Decode the body. The messages of a long one are decoded one by one. Raises UNREADABLE."""
-    if len(body) < slices.LONG_BYTES_MIN:
+    if len(body) < sliced_json.LONG_BYTES_MIN:
         return _BODY.decode(body)
-    folded = slices.fold(body)
+    folded = sliced_json.fold(body)
     fields: Any = _APART.decode(folded.document)
     messages, fields.messages = fields.messages, None
     fields = folded.restore(fields)
     if messages is not None:
-        fields.messages = list(folded.each(messages, slices.object_of))
+        fields.messages = list(folded.each(messages, sliced_json.object_of))
     return cast("ChatBody", fields)
 
 
@@ -153,7 +153,7 @@ def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
         tools=_decode_objects(fields.tools) if json_fields.has_value(fields.tools) else None,
-        tool_choice=slices.value(fields.tool_choice) if json_fields.has_value(fields.tool_choice) else None,
+        tool_choice=sliced_json.value(fields.tool_choice) if json_fields.has_value(fields.tool_choice) else None,
         kwargs=template_kwargs(fields.chat_template_kwargs),
         reasoning_effort=_effort(fields.reasoning_effort),
         documents=_decode_objects(fields.documents) if json_fields.has_value(fields.documents) else None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from router.core.prompts import json_fields, slices
+from router.core.prompts import json_fields, sliced_json
 from router.core.prompts.canonical import BILLING_HEADER
 from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.messages_fields import (
@@ -46,16 +46,16 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput | None:
     """Return the chat that the engine makes of it. None if it is unknown."""
     try:
-        fields: MessagesBody | LooseBody = decoded or slices.read(LOOSE.decode, body)
+        fields: MessagesBody | LooseBody = decoded or sliced_json.read(LOOSE.decode, body)
         if any(map(json_fields.has_value, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
         if json_fields.has_value(fields.system) and (
-            system := _system(slices.read(decode_blocks, fields.system), whole=True)
+            system := _system(sliced_json.read(decode_blocks, fields.system), whole=True)
         ):
             messages.append({"role": "system", "content": system})
         given = fields.messages
-        for message in given if isinstance(given, list) else slices.read(decode_messages, given):
+        for message in given if isinstance(given, list) else sliced_json.read(decode_messages, given):
             messages += _message(message)
         return TemplateInput(
             messages=messages,

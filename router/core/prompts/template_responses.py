@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import json_fields, slices
+from router.core.prompts import json_fields, sliced_json
 from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.responses_fields import BODY
 from router.core.prompts.template_chat import UnsupportedForTemplate, check_text, template_kwargs
@@ -34,15 +34,15 @@ def responses_input(body: bytes) -> TemplateInput | None:
     """Return the chat that the engine makes of it. None if it is unknown, or continues a conversation that an engine
     stores."""
     try:
-        fields = slices.read(BODY.decode, body)
+        fields = sliced_json.read(BODY.decode, body)
         if any(json_fields.has_value(getattr(fields, name)) for name in _ELSEWHERE):
             return None
-        if fields.truncation and slices.value(fields.truncation) != "disabled":
+        if fields.truncation and sliced_json.value(fields.truncation) != "disabled":
             return None
-        given = slices.read(_decode_input, fields.input)
+        given = sliced_json.read(_decode_input, fields.input)
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
         if json_fields.has_value(fields.instructions) and (
-            instructions := slices.read(_decode_text, fields.instructions)
+            instructions := sliced_json.read(_decode_text, fields.instructions)
         ):
             messages.insert(0, {"role": "system", "content": instructions})
         partial = _partial(given)

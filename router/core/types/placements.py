@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from router.core.types.cache_misses import TokenBreakdown
 from router.core.types.disagg_types import PrefillStage
-from router.core.types.misses import TokenBreakdown
 
 
 class Confidence(StrEnum):

@@ -1,10 +1,10 @@
 """Requests: prompts, ends of their messages, and the fields of a body that placement needs.
 
-Types of this package (this file, replicas.py, placements.py, misses.py) have no behaviour except simple arithmetic on
-their own fields. Types with several instances for each request are msgspec Structs. Creating one takes less than half
-the time of a dataclass, which itself takes a fraction of a frozen one's. Types that cannot form a cycle have
-`gc=False`: the garbage collector, which runs more often the more objects are created, does not count them. Compiled
-code uses C structs instead (deploy/compiled_sources.py).
+Types of this package (this file, replicas.py, placements.py, cache_misses.py) have no behaviour except simple
+arithmetic on their own fields. Types with several instances for each request are msgspec Structs. Creating one takes
+less than half the time of a dataclass, which itself takes a fraction of a frozen one's. Types that cannot form a cycle
+have `gc=False`: the garbage collector, which runs more often the more objects are created, does not count them.
+Compiled code uses C structs instead (deploy/compiled_sources.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from router.core.cache_state.event_lag import EventLag
-from router.core.kv_events.actions import (
+from router.core.kv_events.batch_decoder import Removed, Stored, slices
+from router.core.kv_events.event_state_codec import EngineState, UnreadableState
+from router.core.kv_events.sink import EventSink, dispatch
+from router.core.kv_events.stream import KvStream
+from router.core.kv_events.stream_steps import (
     Apply,
     Clear,
     RequestReplay,
@@ -26,10 +30,6 @@ from router.core.kv_events.actions import (
     StreamLimits,
     Suspend,
 )
-from router.core.kv_events.batch_decoder import Removed, Stored, slices
-from router.core.kv_events.event_state_codec import EngineState, UnreadableState
-from router.core.kv_events.sink import EventSink, dispatch
-from router.core.kv_events.stream import KvStream
 from router.core.types.placements import Confidence
 from router.core.types.replicas import Replica
 from router.engines.kv_events.addresses import Addresses

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.core.kv_events.actions import Phase
 from router.core.kv_events.event_state_codec import EngineState, Page, StreamState
 from router.core.kv_events.sink import StateSink
 from router.core.kv_events.stream import KvStream
+from router.core.kv_events.stream_steps import Phase
 from router.core.types.placements import Confidence
 from router.eventloop import CooperativeBudget
 

@@ -28,7 +28,7 @@ from router.telemetry.metrics.former import WithFormerNames, with_former_names
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.request_groups import make_group_families
 from router.telemetry.metrics.samples import MetricSources
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
 __all__ = ["CONTENT_TYPE", "MetricSources", "Metrics"]

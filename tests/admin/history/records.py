@@ -8,9 +8,9 @@ from typing import Any
 
 from router.admin.history.request_history import RouterHistory
 from router.admin.history.writer import HistoryWriter
-from router.core.types.misses import MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Candidate, Confidence, EndReason, PlacementReason, Receipt, Usage
-from router.telemetry.record import RequestRecord, session_key
+from router.telemetry.request_record import RequestRecord, session_key
 
 REPLICAS = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
 BYTES_MAX = 16 << 20

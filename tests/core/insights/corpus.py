@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from loadtest.common.traces import SessionLine
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.conversations import (
     MESSAGES,
     PATHS,

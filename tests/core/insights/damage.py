@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.conversations import Call, Talk, Tool
 from tests.core.insights.prose import Prose, tool_schema
 

@@ -15,10 +15,10 @@ from router.cli.audit.findings import findings_of
 from router.cli.audit.log_requests import LoggedRequest
 from router.core.dialects import PATHS
 from router.core.insights.difference.compare import compare
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
 from router.core.prompts.block_keys import chain_of
-from router.core.types.misses import MissReason, PromptAnalysis
+from router.core.types.cache_misses import MissReason, PromptAnalysis
 from tests.core.insights.conversations import CHAT
 from tests.core.insights.ledger.records import BEGAN_S, ledger, page, record
 from tests.core.insights.prose import Prose, system_prompt, tool_names, tool_schema

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.conversations import Message, Talk
 from tests.core.insights.damage import (
     ADDED,

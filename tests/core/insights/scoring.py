@@ -13,10 +13,10 @@ from statistics import median
 
 from router.core.dialects import PATHS
 from router.core.insights.difference.compare import compare
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
 from router.core.prompts.block_keys import chain_of
-from router.core.types.misses import Difference, DifferenceKind, PromptAnalysis
+from router.core.types.cache_misses import Difference, DifferenceKind, PromptAnalysis
 from tests.core.insights.conversations import path_of
 from tests.core.insights.released import NAME
 from tests.core.insights.truth import Request, Truth

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.insights import breakdown
 from router.core.insights.breakdown import Explainer, with_actual_usage
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain, chain_of
-from router.core.types.misses import MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.core.types.replicas import Load
 from router.core.types.requests import RequestSpec

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.release import Agent, Fleet, agents, traffic
 
 BEFORE_S = 60.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.core.dialects import PATHS
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights import conversations
 from tests.core.insights.conversations import path_of
 from tests.core.insights.corpus import CLEAN, TURNS_MAX, TURNS_MIN, Options, corpus, shapes

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.conversations import Keys, Message, Place, Style, Talk, dense, path_of
 from tests.core.insights.damage import Damage
 

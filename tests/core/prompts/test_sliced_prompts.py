@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects import PATHS, InvalidBody
-from router.core.prompts import gil, slices
+from router.core.prompts import gil_release, sliced_json
 from router.core.prompts.block_keys import chain_of
 from router.core.prompts.json_fields import check_limits
 from router.core.prompts.lenient_json import to_utf8
@@ -134,14 +134,14 @@ def test_long_prompts_are_read_with_turns_for_others(name: str, monkeypatch: pyt
     """A body of megabytes is never decoded in one call: none gets more than a few slices of it, and others have a turn
     for each slice."""
     taken: list[int] = []
-    monkeypatch.setattr(gil, "release_gil", lambda: taken.append(1))
+    monkeypatch.setattr(gil_release, "release_gil", lambda: taken.append(1))
     path, make = LONG[name]
     body = make()
     assert check_limits(body, 256, 65_536, 1 << 20) == ""
     taken.clear()
     ask = PATHS[path].parse(path, body, keep=False)
     assert ask.prompt is not None or name == "values"  # a content of bare strings is a list of odd parts
-    assert len(taken) >= 2 * (len(body) // slices.SLICE_BYTES)
+    assert len(taken) >= 2 * (len(body) // sliced_json.SLICE_BYTES)
 
 
 def test_a_message_of_many_parts_has_all_of_them() -> None:

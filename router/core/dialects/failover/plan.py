@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS
-from router.core.prompts import slices
+from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, flag_of, is_true, parse_integer, value_is_true
 
 OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
@@ -193,7 +193,7 @@ def openai_plan(
     if media and path == CHAT:
         raise FailoverRefused("media")
     try:
-        fields = slices.read(_decode_fields, body)
+        fields = sliced_json.read(_decode_fields, body)
         bends = _looked_at(fields)
         by_text = path == CHAT and (not asks_ids or _may_call(fields))
         tokens_max, tokens_min = _limits(path, fields)
@@ -230,7 +230,7 @@ def _looked_at(fields: dict[str, Raw]) -> str:
     for name, raw in fields.items():
         if name in _NOTHING:
             reason, nothing = _NOTHING[name]
-            value = slices.value(raw)
+            value = sliced_json.value(raw)
             if value in _EMPTY or value in nothing or (name in _FLAGS and flag_of(value) is False):
                 continue
             if name in _COUNTS and parse_integer(value) == 1:
@@ -261,7 +261,7 @@ def _may_call(fields: dict[str, Raw]) -> bool:
 
 def _value(fields: dict[str, Raw], name: str) -> Any:  # noqa: ANN401 - any JSON
     raw = fields.get(name)
-    return None if raw is None else slices.value(raw)
+    return None if raw is None else sliced_json.value(raw)
 
 
 def _is_true(fields: dict[str, Raw], name: str) -> bool:
@@ -309,7 +309,7 @@ def _wants_usage(fields: dict[str, Raw]) -> bool:
 def _one_prompt(prompt: bytes) -> None:
     """Raise FailoverRefused for a list of several prompts, of texts or of ids."""
     inside = prompt.lstrip()[1:].lstrip()[:1]
-    if inside in (b"[", b'"') and not slices.is_single(prompt):
+    if inside in (b"[", b'"') and not sliced_json.is_single(prompt):
         raise FailoverRefused("prompts")
 
 
@@ -319,7 +319,7 @@ def _chat_body(body: bytes, text: str, fields: bytes) -> bytes:
     end = body.rindex(b"}")
     parts = [memoryview(body)[:end]]
     if text:
-        messages = bytes(slices.read(_decode_fields, body)["messages"]).rstrip()[:-1].rstrip()
+        messages = bytes(sliced_json.read(_decode_fields, body)["messages"]).rstrip()[:-1].rstrip()
         comma = b"" if messages.endswith(b"[") else b","
         last = _encode({"role": "assistant", "content": text})
         parts.append(memoryview(b',"messages":%b%b%b]' % (messages, comma, last)))

@@ -16,7 +16,7 @@ from router.core.insights.difference.first_difference import Found, find
 from router.core.insights.difference.json_paths import JsonPaths
 from router.core.insights.difference.text_overlap import common_prefix, find_unmatched, repeated_lines
 from router.core.insights.difference.volatile_values import shape
-from router.core.types.misses import EXCERPT_CHARS_MAX, Difference, DifferenceKind
+from router.core.types.cache_misses import EXCERPT_CHARS_MAX, Difference, DifferenceKind
 
 REPEATED_BYTES_MIN = 64  # about a block of an engine: less is not computed again for any reason
 REPEATED_SHARE_MIN = 16  # 1 in this number of bytes after a difference must repeat; fewer repeat by chance

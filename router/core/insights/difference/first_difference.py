@@ -28,7 +28,7 @@ from router.core.insights.difference.text_overlap import common_prefix, common_s
 from router.core.insights.difference.volatile_values import Span, word
 from router.core.prompts.canonical import GS, RS
 from router.core.prompts.canonical_openai import FIELDS, HEAD
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 
 LEADS_MAX = 64  # separators tried for the beginning of a message before the search is given up: texts may contain some
 FIELDS_MAX = 64  # fields read of one message

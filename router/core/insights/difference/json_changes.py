@@ -15,7 +15,7 @@ from msgspec import Raw
 from router.core.insights.difference.text_change_kind import find_text_change
 from router.core.insights.difference.text_overlap import common_prefix
 from router.core.prompts.json_fields import UNREADABLE
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 
 STEPS_MAX = 64
 WALKED_BYTES_MAX = 4 << 20  # JSON encoded again on the way down: the JSON of each level includes all levels below it

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from router.core.insights.difference import volatile_values
 from router.core.insights.difference.text_overlap import PIECES_MAX, common_suffix, lines_of, sentences_of
 from router.core.insights.difference.volatile_values import Span
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 
 SAME_BEHIND_BYTES = 5  # bytes that must be the same after a token for it to be the only change there
 SAME_END_BYTES = 32  # common bytes at the texts' ends that show the same

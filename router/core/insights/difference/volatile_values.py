@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from router.core.types.misses import SHAPE_CHARS_MAX
+from router.core.types.cache_misses import SHAPE_CHARS_MAX
 
 WINDOW_BYTES = 96  # bytes read on either side; no date is longer
 LABEL_BYTES = 40

@@ -17,7 +17,7 @@ from router.core.insights.ledger.decaying_sums import AT, HIT, PROMPT, REPLAY, R
 from router.core.insights.ledger.faults import FILLS_SHARE, Fault, Head, charge, faults_of, heads, heads_of
 from router.core.insights.ledger.lost_tokens import PATH_CHARS_MAX, PIECES_MAX, Loss
 from router.core.insights.ledger.template_tree import TemplateTree, format_template_id
-from router.core.types.misses import DifferenceKind, MissReason
+from router.core.types.cache_misses import DifferenceKind, MissReason
 
 MIN_SHARE = 0.01  # least share of all prompt tokens for a line about a reason
 LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which names a place to look at

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import exp
 
-from router.core.types.misses import MissReason
+from router.core.types.cache_misses import MissReason
 
 # Indices in a sum; the reasons of misses follow the others.
 REQUESTS, PROMPT, PREDICTED, HIT, REPLAY, REPLAYS, UNTOLD, TOOL_CALLS, SAVED_MS = range(9)  # UNTOLD: unknown if replay

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from router.core.insights.ledger.lost_tokens import PIECES_MAX, Loss, place_of
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 
 TOKEN_BYTES = 16  # bytes between two beginnings of a token that count as one place
 PUT_IN_BYTES = 256  # words that changed at most this number of bytes before a token belong to its fault

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from router.core.types.misses import Difference, DifferenceKind
+from router.core.types.cache_misses import Difference, DifferenceKind
 
 LOSSES_MAX = 1_024
 PIECES_MAX = 64  # different pieces that are counted

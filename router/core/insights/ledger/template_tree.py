@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from router.core.insights.ledger.decaying_sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 from router.core.insights.ledger.small_templates import slivers
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 
 BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates have no body
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template

@@ -41,7 +41,14 @@ from router.core.insights.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S
 from router.core.insights.ledger.lost_tokens import Losses
 from router.core.insights.ledger.template_tree import Branch, TemplateTree
 from router.core.insights.ledger.timeline import Timeline
-from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis, Template, TokenBreakdown
+from router.core.types.cache_misses import (
+    Difference,
+    DifferenceKind,
+    MissReason,
+    PromptAnalysis,
+    Template,
+    TokenBreakdown,
+)
 from router.core.types.placements import Usage
 
 WINDOW_S = 3_600.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from router.core.dialects import PATHS
 from router.core.insights.difference.compare import Compared, compare
-from router.core.types.misses import Difference
+from router.core.types.cache_misses import Difference
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from router.core.insights.difference.compare import Compared
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.difference.compared import (
     CHAT,
     PARAMETERS,

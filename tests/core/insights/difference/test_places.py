@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.core.insights.difference import text_overlap
 from router.core.insights.difference.compare import compare
 from router.core.insights.difference.json_changes import change_of
-from router.core.types.misses import DifferenceKind
+from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.difference.compared import (
     CHAT,
     MESSAGES,

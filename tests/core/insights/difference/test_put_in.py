@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.insights.difference.compare import compare
-from router.core.types.misses import Difference, DifferenceKind
+from router.core.types.cache_misses import Difference, DifferenceKind
 from tests.core.insights.difference.compared import CHAT, RULES, chat, seen
 
 TEXT = f"You are a coding agent.\n{RULES}"

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from router.core.insights.ledger.template_tree import Views
 from router.core.insights.ledger.totals import Ledger
-from router.core.types.misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Confidence, PlacementReason, Receipt, Usage
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 
 BEGAN_S = 1_700_000_000.0
 

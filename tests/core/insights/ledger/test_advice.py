@@ -14,7 +14,7 @@ from router.core.insights.ledger.groups import GROUP_TTFT_S
 from router.core.insights.ledger.lost_tokens import Losses
 from router.core.insights.ledger.template_tree import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from router.core.insights.ledger.totals import Ledger
-from router.core.types.misses import DifferenceKind, MissReason, PromptAnalysis, Template
+from router.core.types.cache_misses import DifferenceKind, MissReason, PromptAnalysis, Template
 from tests.core.insights.ledger.records import BEGAN_S, difference, ledger, page, record, views
 
 CANARY = "the canary sings"

@@ -12,7 +12,7 @@ from router.core.insights.ledger.advice_hysteresis import STAYS_S
 from router.core.insights.ledger.faults import NAMES_MAX, charge, faults_of, heads
 from router.core.insights.ledger.lost_tokens import LOSSES_MAX, Losses
 from router.core.insights.ledger.totals import Ledger
-from router.core.types.misses import DifferenceKind, MissReason, PromptAnalysis, Template
+from router.core.types.cache_misses import DifferenceKind, MissReason, PromptAnalysis, Template
 from tests.core.insights.ledger.records import BEGAN_S, difference, ledger, page, record
 
 

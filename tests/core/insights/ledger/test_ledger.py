@@ -15,9 +15,9 @@ from router.core.insights.ledger.groups import REST
 from router.core.insights.ledger.lost_tokens import LOSSES_MAX
 from router.core.insights.ledger.timeline import STEP_S, STEPS, Timeline
 from router.core.insights.ledger.totals import KINDS_MAX, WINDOW_S
-from router.core.types.misses import DifferenceKind, MissReason, PromptAnalysis, Template, TokenBreakdown
+from router.core.types.cache_misses import DifferenceKind, MissReason, PromptAnalysis, Template, TokenBreakdown
 from router.core.types.placements import Usage
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.core.insights.ledger.records import BEGAN_S, difference, ledger, page, record, requests, views
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.insights.ledger.small_templates import OTHERS_MIN, SLIVERS_SHARE, slivers
 from router.core.insights.ledger.template_tree import MAP_MAX, made_of
-from router.core.types.misses import MissReason, PromptAnalysis, Template
+from router.core.types.cache_misses import MissReason, PromptAnalysis, Template
 from tests.core.insights.ledger.records import BEGAN_S, ledger, record, views
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.core.prompts import slices
+from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import UNREADABLE
 from router.core.prompts.messages_fields import Block
 
@@ -55,12 +55,12 @@ decode_body = msgspec.json.Decoder(Body).decode
 @contextmanager
 def sliced_by(size: int) -> Iterator[None]:
     """All JSON is long, and slices have so many bytes."""
-    before = slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN
-    slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN = size, 0, 0
+    before = sliced_json.SLICE_BYTES, sliced_json.LONG_BYTES_MIN, sliced_json.FOLDED_BYTES_MIN
+    sliced_json.SLICE_BYTES, sliced_json.LONG_BYTES_MIN, sliced_json.FOLDED_BYTES_MIN = size, 0, 0
     try:
         yield
     finally:
-        slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN = before
+        sliced_json.SLICE_BYTES, sliced_json.LONG_BYTES_MIN, sliced_json.FOLDED_BYTES_MIN = before
 
 
 def outcome(read: Callable[[], object]) -> object:
@@ -76,7 +76,7 @@ def outcome(read: Callable[[], object]) -> object:
 
 def listed(document: bytes) -> list[Any]:
     """The items of an array."""
-    return [each for some in slices.items(decode_list, document) for each in some]
+    return [each for some in sliced_json.items(decode_list, document) for each in some]
 
 
 def _plain(value: object) -> object:
@@ -92,8 +92,8 @@ def test_documents(value: object, style: dict[str, Any], size: int) -> None:
     """Strings, names and undecoded parts come out the same, however they are cut."""
     for document in (json.dumps(value, **style).encode(), json.dumps([value] * 3, **style).encode()):
         with sliced_by(size):
-            assert slices.read(decode_any, document) == decode_any(document)
-            assert slices.value(document) == decode_any(document)
+            assert sliced_json.read(decode_any, document) == decode_any(document)
+            assert sliced_json.value(document) == decode_any(document)
 
 
 @given(st.lists(st.dictionaries(st.just("content") | TEXT, VALUES, max_size=2), max_size=3), TEXT, VALUES, SIZES)
@@ -103,7 +103,7 @@ def test_bodies(messages: list[dict[str, Any]], text: str, prompt: object, size:
     fields = {"messages": messages, "blocks": blocks, "model": text, "other": prompt, "prompt": prompt, "n": 1}
     document = json.dumps(fields, ensure_ascii=False).encode()
     with sliced_by(size):
-        assert outcome(lambda: slices.read(decode_body, document)) == outcome(lambda: decode_body(document))
+        assert outcome(lambda: sliced_json.read(decode_body, document)) == outcome(lambda: decode_body(document))
 
 
 @given(st.lists(VALUES, max_size=20), st.sampled_from(STYLES), SIZES)
@@ -121,5 +121,5 @@ def test_what_is_no_json(pieces: list[bytes], size: int) -> None:
     for document in (b'["%b"]' % inside, b"[%b]" % inside, inside, b'["%b"]' % (inside * 4)):
         whole = outcome(lambda document=document: decode_list(document))  # type: ignore[misc]
         with sliced_by(size):
-            assert outcome(lambda document=document: slices.read(decode_list, document)) == whole  # type: ignore[misc]
+            assert outcome(lambda document=document: sliced_json.read(decode_list, document)) == whole  # type: ignore[misc]
             assert outcome(lambda document=document: listed(document)) == whole  # type: ignore[misc]

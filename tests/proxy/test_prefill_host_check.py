@@ -10,12 +10,12 @@ import pytest
 
 from loadtest.fake_engine.disagg_http import Moment
 from router.config.schema import DisaggSettings
-from router.core.dialects.own_hosts import ForeignHost
+from router.core.dialects.prefill_hosts import ForeignHost
 from router.core.types.disagg_types import KvConnector, PrefillStage, Role
 from router.core.types.placements import EndReason
 from router.core.types.replicas import Replica
 from router.engines.kv_connectors import KvConnectorProber
-from router.proxy.foreign_hosts import ForeignHosts
+from router.proxy.prefill_host_check import ForeignHosts
 from tests.support.splitting import Fleet, ask, fleet, hub_fleet, warm_pairs
 from tests.support.waiting import until
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.core.prompts.canonical import RS
-from router.core.types.misses import Template
+from router.core.types.cache_misses import Template
 
 BODY_BYTES_MAX = 256 << 10  # longest body of a request that represents its template
 TEMPLATE_BYTES = 1_200  # memory of a template without its body

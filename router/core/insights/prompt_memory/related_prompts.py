@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from router.core.insights.difference.text_overlap import common_prefix
-from router.core.insights.memory import fingerprints
-from router.core.insights.memory.diff_candidate import (
+from router.core.insights.prompt_memory import fingerprints
+from router.core.insights.prompt_memory.diff_candidate import (
     SKETCHED_BYTES_MIN,
     TEMPLATE_SKETCHED_BYTES_MAX,
     DiffCandidate,
     sketch,
 )
-from router.core.insights.memory.texts import Record, Text, Texts, piece
+from router.core.insights.prompt_memory.texts import Record, Text, Texts, piece
 from router.core.prompts.block_keys import BLOCK_BYTES, chain
 from router.core.prompts.canonical import RS
 

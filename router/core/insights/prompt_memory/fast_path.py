@@ -2,19 +2,20 @@
 their last message only, with no text after it.
 
 Nearly all prompts are of one of these kinds, so this path determines the cost of the observatory: a few look-ups by the
-keys of their blocks, and one binary search. It finds no result that the longer search (watcher.py) would not find too.
+keys of their blocks, and one binary search. It finds no result that the longer search (prompt_tracker.py) would not
+find too.
 """
 
 from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from router.core.insights.memory import fingerprints
-from router.core.insights.memory.shared_prefixes import Templates
-from router.core.insights.memory.texts import FORK_BYTES, LINKS_MAX, RECORD_BYTES, Record, Texts
+from router.core.insights.prompt_memory import fingerprints
+from router.core.insights.prompt_memory.shared_prefixes import Templates
+from router.core.insights.prompt_memory.texts import FORK_BYTES, LINKS_MAX, RECORD_BYTES, Record, Texts
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
-from router.core.types.misses import PromptAnalysis
+from router.core.types.cache_misses import PromptAnalysis
 from router.core.types.requests import Prompt
 
 WAYS_MIN = 3  # number of different continuations at which shared messages count as examples, not as regenerated answers

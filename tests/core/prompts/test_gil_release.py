@@ -9,7 +9,7 @@ import pytest
 
 from deploy.compiled import MODULES
 from router.core.dialects import OPENAI
-from router.core.prompts import gil
+from router.core.prompts import gil_release
 from router.core.prompts.block_keys import BLOCK_BYTES, HASHED_BYTES, chain, chain_of
 from router.core.prompts.json_fields import SLICE_BYTES, check_limits
 
@@ -31,13 +31,13 @@ def body(messages: list[dict[str, Any]], **more: object) -> bytes:
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows whenever others are let run."""
     taken: list[int] = []
-    monkeypatch.setattr(gil, "release_gil", lambda: taken.append(1))
+    monkeypatch.setattr(gil_release, "release_gil", lambda: taken.append(1))
     return taken
 
 
 def test_it_is_not_compiled() -> None:
     """Native code that calls native code lets nobody run."""
-    assert "router/core/prompts/gil.py" not in MODULES
+    assert "router/core/prompts/gil_release.py" not in MODULES
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.page_source import CALM_S, CHANGES_S, PageChange, PageSource
+from router.core.fleet.restart_detection import CALM_S, CHANGES_S, PageChange, PageSource
 from router.core.types.replicas import Load
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.core.insights.memory import fingerprints
-from router.core.insights.memory.recent_findings import Finding
-from router.core.insights.memory.texts import Match, Record, Text, piece
+from router.core.insights.prompt_memory import fingerprints
+from router.core.insights.prompt_memory.recent_findings import Finding
+from router.core.insights.prompt_memory.texts import Match, Record, Text, piece
 from router.core.prompts.block_keys import BLOCK_BYTES
 from router.core.prompts.canonical import RS
-from router.core.types.misses import PromptAnalysis
+from router.core.types.cache_misses import PromptAnalysis
 
 # Bytes of a template, and of a user's message, from which lines are marked.
 TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-from router.core.types.misses import PromptAnalysis, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import PromptAnalysis, TokenBreakdown, TokenFate
 from router.core.types.placements import Receipt, Usage
 from router.core.types.requests import Priority
 

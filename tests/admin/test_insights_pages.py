@@ -12,9 +12,9 @@ from aiohttp import ClientSession
 from loadtest.fake_engine.command import Engines, EngineSettings
 from router.core.insights.ledger import template_tree
 from router.core.insights.ledger.timeline import STEPS
-from router.core.types.misses import Difference, DifferenceKind, MissReason, Template
+from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, Template
 from router.single_process import RouterServer
-from router.telemetry.record import RequestRecord
+from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import FakeEngine, running, status
 
 pytestmark = pytest.mark.promise("No page quotes prompt texts without `insights.excerpts`.", "records")

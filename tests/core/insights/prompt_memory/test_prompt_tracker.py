@@ -10,13 +10,13 @@ import pytest
 
 from router.core.dialects import PATHS
 from router.core.insights.difference.compare import compare
-from router.core.insights.memory import fast_path
-from router.core.insights.memory import watcher as watching
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.shared_prefixes import LABEL_CHARS_MAX, _named_tools
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory import fast_path
+from router.core.insights.prompt_memory import prompt_tracker as watching
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
+from router.core.insights.prompt_memory.shared_prefixes import LABEL_CHARS_MAX, _named_tools
 from router.core.prompts.block_keys import chain_of
-from router.core.types.misses import DifferenceKind, PromptAnalysis
+from router.core.types.cache_misses import DifferenceKind, PromptAnalysis
 
 CHAT = "/v1/chat/completions"
 Messages = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts import gil
+from router.core.prompts import gil_release
 
 LONG_BYTES_MIN = 1 << 20  # shorter JSON is decoded in one go: milliseconds
 FOLDED_BYTES_MIN = 4 << 20  # less of long strings is decoded in one go: ten milliseconds at most
@@ -142,12 +142,12 @@ class Folded:
             yield self.restore(decode(one))
             self._looked += 1
             if not self._looked % OTHERS_EVERY:
-                gil.release_gil()
+                gil_release.release_gil()
 
     def _restore(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
         self._looked += 1
         if not self._looked % OTHERS_EVERY:
-            gil.release_gil()
+            gil_release.release_gil()
         if isinstance(value, str):
             return self._text(value) if self._mark in value else value
         if isinstance(value, Raw):
@@ -173,7 +173,7 @@ class Folded:
 
     def _decode_run(self, number: int) -> Iterator[str]:
         for start, end in self._runs[number]:
-            gil.release_gil()
+            gil_release.release_gil()
             yield _decode_text(b'"%b"' % self._whole[start:end])
 
     def _raw(self, raw: Raw) -> Raw:
@@ -186,7 +186,7 @@ class Folded:
         for each in others:
             run = self._runs[int(each[:_DIGITS])]
             parts += (memoryview(self._whole)[run[0][0] : run[-1][1]], each[_DIGITS:])
-        gil.release_gil()
+        gil_release.release_gil()
         return Raw(b"".join(parts))
 
 
@@ -196,7 +196,7 @@ def fold(document: bytes) -> Folded:
     runs: list[list[tuple[int, int]]] = []
     inside = within = False
     for at, piece in _slices(document) if any(_is_one(piece) for _, piece in _slices(document)) else ():
-        gil.release_gil()
+        gil_release.release_gil()
         quotes = _quotes(piece)
         if inside and not quotes:
             if not within:
@@ -212,7 +212,7 @@ def _is_one(piece: bytes) -> bool:
     """True if no string begins or ends in a slice. In most documents, nearly every slice has a quote that rules this
     out."""
     first = piece.find(b'"')
-    gil.release_gil()
+    gil_release.release_gil()
     return first < 0 or (escapes(piece[:first]) and not _quotes(piece))
 
 
@@ -236,7 +236,7 @@ def _batches(document: bytes) -> Iterator[bytes]:
     shape = b"[%b]" if opened[1] == b"[" else b"{%b}"
     depth, inside, last = 0, False, b""
     for at, piece in _slices(document, begin):
-        gil.release_gil()
+        gil_release.release_gil()
         parts, inside = _outside(piece, inside)
         commas, depth = _commas(parts, depth)
         for comma in sorted(commas):
@@ -325,7 +325,7 @@ def utf8(text: str) -> bytes:
     size = SLICE_BYTES
     parts = []
     for at in range(0, len(text), size):
-        gil.release_gil()
+        gil_release.release_gil()
         parts.append(text[at : at + size].encode())
     return b"".join(parts)
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from router.core.estimators.tier_load import LoadModel
 from router.core.fleet.lease import Lease
 from router.core.insights.breakdown import Explainer, default_breakdown, with_actual_usage
-from router.core.insights.funnel import token_fates
+from router.core.insights.token_funnel import token_fates
 from router.core.kv_events.batch_decoder import Removed, Stored
 from router.core.placement.placement_request import PlacementRequest
 from router.core.prompts.block_keys import Chain, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
-from router.core.types.misses import FUNNEL_STAGES, MissReason, PromptAnalysis, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import FUNNEL_STAGES, MissReason, PromptAnalysis, TokenBreakdown, TokenFate
 from router.core.types.placements import Confidence, EndReason, ExternalKv, Usage
 from router.core.types.replicas import Load
 from router.core.types.requests import Prompt, RequestSpec

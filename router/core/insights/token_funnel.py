@@ -2,14 +2,14 @@
 
     asked > seen before > unchanged > kept > reached > hit
 
-A prompt loses tokens at each stage (misses.STAGES), and the tokens left at the end were found. Every token is in one
-place, so places add up to the prompt as hits and misses do. They follow the engine's own count if it reported one. Only
-a breakdown is needed, so no state is kept for an open request: places are computed once, at its end.
+A prompt loses tokens at each stage (cache_misses.STAGES), and the tokens left at the end were found. Every token is in
+one place, so places add up to the prompt as hits and misses do. They follow the engine's own count if it reported one.
+Only a breakdown is needed, so no state is kept for an open request: places are computed once, at its end.
 """
 
 from __future__ import annotations
 
-from router.core.types.misses import MissReason, TokenBreakdown, TokenFate
+from router.core.types.cache_misses import MissReason, TokenBreakdown, TokenFate
 
 # An enum's member costs as much as a call to look up.
 _PLACES = {

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from router.core.insights.difference.compare import Compared
-from router.core.types.misses import Difference
+from router.core.types.cache_misses import Difference
 
 FINDING_BYTES = 1_600  # one of them, with two excerpts and a path
 SURE_MIN = 2  # equal findings in a row before the next prompts are assumed to be alike

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peering.frames import PeerFrame, pack_frame
-from router.peering.peers import PAST_MAX, SILENT_S, PeerRegistry
-from router.peering.seals import (
+from router.peering.message_auth import (
     FRESH_S,
     GRACE_S,
     MARK_BYTES,
@@ -23,6 +22,7 @@ from router.peering.seals import (
     owner_bytes,
     secret_of_keys,
 )
+from router.peering.peers import PAST_MAX, SILENT_S, PeerRegistry
 
 ONE, TWO = b"1" * 32, b"2" * 32
 MESSAGE_BYTES = pack_frame(PeerFrame(name="a"), 1, 0.0)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.insights.memory import texts
-from router.core.insights.memory.diff_candidate import DiffCandidate
-from router.core.insights.memory.texts import LINKS_MAX, ChildEdges, Record, Text, Texts, common, piece
-from router.core.insights.memory.watcher import PromptTracker
+from router.core.insights.prompt_memory import texts
+from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
+from router.core.insights.prompt_memory.prompt_tracker import PromptTracker
+from router.core.insights.prompt_memory.texts import LINKS_MAX, ChildEdges, Record, Text, Texts, common, piece
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain, chain_of
-from router.core.types.misses import PromptAnalysis
+from router.core.types.cache_misses import PromptAnalysis
 from router.core.types.requests import MessageBoundary, MessagePrefix, Prompt, RequestSpec
 from tests.support.examples import examples
 

@@ -22,8 +22,8 @@ from router.control.snapshot import SnapshotManager
 from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.sync import PeerSyncCore
 from router.core.placement.router import Router
+from router.peering.message_auth import Seals, secret_of_keys
 from router.peering.peer_link import LinkLimits, PeerChannel
-from router.peering.seals import Seals, secret_of_keys
 from router.peering.session import Session, StoreFailed
 from router.peering.shared_state import SharedState
 from router.peering.store_url import BadAddress, StoreAddress

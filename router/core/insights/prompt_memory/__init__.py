@@ -3,7 +3,7 @@
 texts            bounded radix tree of the texts of earlier prompts
 fingerprints     marks by which a prompt is recognised if its beginning has changed
 shared_prefixes  prefixes that conversations share, learned as they fork
-watcher          conversation and template of a prompt, and the prompt to compare it with
+prompt_tracker   conversation and template of a prompt, and the prompt to compare it with
 fast_path        the same in microseconds, for nearly all prompts
 diff_candidate   a prompt that needs a longer search, and the marks by which it can be found
 related_prompts  the earlier prompt to compare such a prompt with

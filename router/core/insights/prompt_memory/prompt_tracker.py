@@ -12,16 +12,16 @@ from __future__ import annotations
 from xxhash import xxh3_64_intdigest
 
 from router.core.insights.difference.compare import Compared
-from router.core.insights.memory import fingerprints
-from router.core.insights.memory.diff_candidate import SKETCHED_BYTES_MIN, DiffCandidate, marks_of, user_start
-from router.core.insights.memory.fast_path import WAYS_MIN, is_append, matches_known_change
-from router.core.insights.memory.recent_findings import FINDING_BYTES, RecentFindings
-from router.core.insights.memory.related_prompts import find_other_identity, find_related
-from router.core.insights.memory.shared_prefixes import TEMPLATE_BYTES, TOOLS, SharedPrefix, Templates
-from router.core.insights.memory.texts import LINKS_MAX, Match, Record, Text, Texts
+from router.core.insights.prompt_memory import fingerprints
+from router.core.insights.prompt_memory.diff_candidate import SKETCHED_BYTES_MIN, DiffCandidate, marks_of, user_start
+from router.core.insights.prompt_memory.fast_path import WAYS_MIN, is_append, matches_known_change
+from router.core.insights.prompt_memory.recent_findings import FINDING_BYTES, RecentFindings
+from router.core.insights.prompt_memory.related_prompts import find_other_identity, find_related
+from router.core.insights.prompt_memory.shared_prefixes import TEMPLATE_BYTES, TOOLS, SharedPrefix, Templates
+from router.core.insights.prompt_memory.texts import LINKS_MAX, Match, Record, Text, Texts
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
-from router.core.types.misses import PromptAnalysis, Template
+from router.core.types.cache_misses import PromptAnalysis, Template
 from router.core.types.requests import Prompt, RequestSpec
 
 BODIES_SHARE = 8  # 1 part in this number of the memory is for bodies of templates

@@ -24,8 +24,8 @@ from router.core.insights.ledger.template_tree import Views
 from router.core.insights.ledger.timeline import STEP_S
 from router.core.insights.ledger.totals import WINDOW_S, Ledger
 from router.core.placement.router import Router
+from router.core.types.cache_misses import FUNNEL_STAGES, Template
 from router.core.types.disagg_types import Role
-from router.core.types.misses import FUNNEL_STAGES, Template
 from router.telemetry.build import build
 
 ADVICE_MAX = 50  # rows of the advice page
