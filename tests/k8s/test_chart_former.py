@@ -116,4 +116,4 @@ def test_both_names_are_refused(tmp_path: Path) -> None:
 )
 def test_former_names_do_not_go_past_the_chart(tmp_path: Path, values: dict[str, Any]) -> None:
     """Ports are the chart's, under former names too."""
-    assert "would go past the chart" in _installed(values_file(tmp_path, values))
+    assert "would bypass the chart" in _installed(values_file(tmp_path, values))

@@ -270,7 +270,7 @@ async def test_routers_are_restarted_under_load(tmp_path: Path) -> None:
                 await knows(new, *made.pods.values())
                 await balancer.add(new)
                 old.process.terminate()
-                assert await old.process.ended(STREAM_S_MAX) == 0
+                assert await old.process.wait_for_exit(STREAM_S_MAX) == 0
                 balancer.remove(old)
                 await load.more(RESTART_LANES)
         assert load.wrong == {}

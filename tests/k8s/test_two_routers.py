@@ -64,7 +64,7 @@ SCENE = [
 # By dashboard, panel and number of the query: labels and the figure.
 SHOWN: dict[tuple[str, str, int], dict[str, float]] = {
     ("overview", "Replicas ready", 0): {"{}": 2},
-    ("overview", "What is known of caches", 0): {
+    ("overview", "Knowledge of caches", 0): {
         '{grade="exact"}': 1.5,
         '{grade="catching-up"}': 0.5,
         '{grade="estimated"}': 0,
