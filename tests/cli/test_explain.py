@@ -201,3 +201,30 @@ async def test_an_id_that_was_used_again(client: ClientSession, engine: FakeEngi
     assert status == 0
     assert out.count("Request same") == min(again, 5)
     assert out.startswith(f"{min(again, 5)} {'or more ' * (again > 5)}requests have this id")
+
+
+async def test_the_terms_of_a_candidate_add_up_to_its_price(client: ClientSession, engine: FakeEngine) -> None:
+    """Of each candidate, all columns between the open requests and the price are terms of it, the largest included."""
+    async with FakeEngine() as other, running(engine, other) as app:
+        for number in range(4):
+            text = f"conversation {number} " * 500
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            headers = {"x-request-id": f"n{number}"}
+            async with client.post(app.url + CHAT, json=body, headers=headers) as answer:
+                assert answer.status == 200
+        async with client.get(f"{app.admin_url}/admin/decisions") as answer:
+            decisions = (await answer.json())["decisions"]
+        _, out, _ = await explain("n3", "--admin", app.admin_url)
+    candidates = [each for row in decisions for each in row["candidates"]]
+    assert len(candidates) == 8
+    for each in candidates:
+        assert each["price_ms"] > 0
+        assert sum(each["price_terms"].values()) == pytest.approx(each["price_ms"], abs=0.05)
+    lines = out.splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("  replica "))
+    columns = [column.strip() for column in lines[head].split("  ") if column.strip()]
+    first, last = sum(c in ("replica", "cached", "to compute", "open") for c in columns), columns.index("price")
+    assert last > first
+    for line in lines[head + 1 : head + 3]:
+        cells = [cell.replace(",", "") for cell in line.removeprefix("* ").split()]
+        assert sum(map(float, cells[first:last])) == pytest.approx(float(cells[last]), abs=0.5 * (last - first + 1))

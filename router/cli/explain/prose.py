@@ -74,12 +74,20 @@ _HELP = {
 }
 _ENDINGS = {"ok": "complete answer", "client_left": "client disconnected", "failed": "incomplete answer"}
 _DEAREST = 3  # about 3 milliseconds: a smaller cost is not named as a cause of delay
-_COLUMNS = (
-    ("cached", "cached_tokens"), ("to compute", "uncached_tokens"), ("open", "in_flight"), ("queue", "pending_ms"),
-    ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"),
-    ("decode", "decode_ms"), ("occupies", "room_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"),
-    ("stalls", "stalled_ms"), ("price", "price_ms"),
-)  # fmt: skip
+_FACTS = {"cached_tokens": "cached", "uncached_tokens": "to compute", "in_flight": "open"}
+_TERMS = {
+    "wait_ms": "wait",
+    "uncached_ms": "prefill",
+    "transfer_ms": "transfer",
+    "load_ms": "delays queue",
+    "room_ms": "occupies",
+    "evicted_ms": "evicts",
+    "evicted_again_ms": "evicts again",
+    "stalled_ms": "stalls",
+    "decode_ms": "decode",
+    "slowed_ms": "slows",
+}
+"""Term of a price (core/placement/policies/warm.py) -> its column."""
 
 
 def explain_row(row: Row) -> list[str]:
@@ -136,7 +144,7 @@ def _placement(row: Row) -> Iterator[str]:
         yield f"{who} was not chosen: {cause}."
     if row["candidates"]:
         yield ""
-        yield f"Candidates, {len(row['candidates'])} of {row['weighed']} with a price; times and prices in ms:"
+        yield f"Candidates, {len(row['candidates'])} of {row['weighed']} with a price; the terms in ms add up to it:"
         yield from _candidates(row["candidates"], row["replica"])
     else:
         yield "Prices of other candidates are unknown."
@@ -144,11 +152,12 @@ def _placement(row: Row) -> Iterator[str]:
 
 def _candidates(candidates: Sequence[Row], chosen: str) -> Iterator[str]:
     """Yield the lines of a table. The chosen candidate has a star, and columns with only zeros are left out."""
-    columns = [(title, name) for title, name in _COLUMNS if any(each.get(name) for each in candidates)]
-    rows = [["  replica", *(title for title, _ in columns), "grade"]]
-    for each in candidates:
+    values = [_numbers(each) for each in candidates]
+    columns = [title for title in (*_FACTS.values(), *_TERMS.values(), "price") if any(v.get(title) for v in values)]
+    rows = [["  replica", *columns, "grade"]]
+    for each, numbers in zip(candidates, values, strict=True):
         mark = "* " if each["id"] == chosen else "  "
-        rows.append([mark + each["id"], *(_count(each.get(name) or 0) for _, name in columns), str(each["grade"])])
+        rows.append([mark + each["id"], *(_count(numbers.get(title, 0)) for title in columns), str(each["grade"])])
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     last = len(widths) - 1
     for row in rows:
@@ -157,6 +166,13 @@ def _candidates(candidates: Sequence[Row], chosen: str) -> Iterator[str]:
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def _numbers(candidate: Row) -> dict[str, float]:
+    """Return a candidate's numbers by column. The terms add up to the price; rows of routers before 0.2 have none."""
+    facts = {title: candidate.get(name) or 0 for name, title in _FACTS.items()}
+    terms = {_TERMS.get(name, name): value for name, value in (candidate.get("price_terms") or {}).items()}
+    return facts | terms | {"price": candidate.get("price_ms") or 0}
 
 
 def _cache(row: Row) -> Iterator[str]:
