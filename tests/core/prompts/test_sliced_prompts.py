@@ -16,7 +16,7 @@ from router.core.prompts import gil_release, sliced_json
 from router.core.prompts.block_keys import chain_of
 from router.core.prompts.json_fields import check_limits
 from router.core.prompts.lenient_json import to_utf8
-from tests.core.prompts.test_slices import sliced_by
+from tests.core.prompts.test_sliced_json import sliced_by
 from tests.support.examples import examples
 
 pytestmark = [
