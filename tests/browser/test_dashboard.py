@@ -309,7 +309,7 @@ async def test_a_router_that_is_gone_and_comes_back(tab: Tab) -> None:
     async with opened(tab) as admin:
         await admin.__aexit__()
         await tab.says("#status", "The router does not answer")
-        await tab.says("#age", "figures of")
+        await tab.says("#age", "data of")
         assert "%" in await tab.text("#tile-hit .value"), "what is known stays"
         await admin.__aenter__()
         await tab.until(LIVE)

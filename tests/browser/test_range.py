@@ -143,7 +143,7 @@ async def test_pause(tab: Tab) -> None:
     async with opened(tab) as admin:
         await tab.js("document.querySelector('#pause').click()")
         await tab.says("#status", "Paused")
-        await tab.says("#age", "figures of")
+        await tab.says("#age", "data of")
         asked = admin.asked
         async with Admin() as other:  # as long as a page takes to ask four times
             await tab.call(lambda: tab.driver.switch_to.new_window("window"))

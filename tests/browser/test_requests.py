@@ -75,7 +75,7 @@ async def test_filters_narrow_the_list(tab: Tab, name: str, value: str) -> None:
     began_s = time.time()  # the router's clock stands, so that no request is dropped between the page and this test
     async with opened(tab, clock=lambda: began_s) as admin:
         await tab.js(CHOOSE, name, value)
-        await tab.says("#found", "that fit")
+        await tab.says("#found", "match")
         assert admin.queries[FOUND][-1] == {name: value, "limit": "20"}
         fitting = [row["id"] for row in series_page.decisions(began_s, {name: value})["decisions"]]
         assert fitting
@@ -91,7 +91,7 @@ async def test_tables_lead_to_their_requests(tab: Tab) -> None:
         for table, name, value in (("models", "model", MODELS[0]), ("replicas", "replica", "http://10.0.0.4:8000"),
                                    ("groups", "tenant", "acme")):  # fmt: skip
             await tab.js("document.querySelector(`#${arguments[0]} button.link`).click()", table)
-            await tab.says("#found", "that fit")
+            await tab.says("#found", "match")
             assert admin.queries[FOUND][-1][name] == value
             await tab.js("document.querySelector('#clear').click()")
             await tab.says("#found", "The latest requests")
