@@ -136,8 +136,8 @@ async def test_a_router_without_history(tab: Tab) -> None:
         return {name: value for name, value in page.items() if name != "models"}
 
     async with opened(tab, plain) as admin:
-        assert "keeps no series" in await tab.text("#tile-output")
-        assert "keeps no series" in await tab.text("#tile-errors")
+        assert "has no time series" in await tab.text("#tile-output")
+        assert "has no time series" in await tab.text("#tile-errors")
         assert "187 ms" in await tab.text("#tile-ttft")
         assert await tab.js("return document.querySelector('#toolbar .choice').hidden")
         assert "Runbook" not in await tab.text("#links")
