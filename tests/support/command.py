@@ -104,8 +104,9 @@ def body(prompt: str = "hi", *, stream: bool = False) -> dict[str, Any]:
 class Traffic:
     """Requests, each on a connection of its own, four at a time, until the block ends."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url + CHAT
+    def __init__(self, url: str, *, may_refuse: bool = False) -> None:
+        """`may_refuse`: a refused connection counts as broken, and is not raised."""
+        self._url, self._may_refuse = url + CHAT, may_refuse
         self.reasons: list[str] = []
         self.broken: list[Exception] = []
 
@@ -133,9 +134,9 @@ class Traffic:
                     assert answer.status == 200, await answer.text()
                     await answer.read()
                     self.reasons.append(answer.headers["x-warmroute-reason"])
-            except aiohttp.ClientConnectorError:
-                raise  # refused
             except aiohttp.ClientError as error:
+                if isinstance(error, aiohttp.ClientConnectorError) and not self._may_refuse:
+                    raise
                 self.broken.append(error)
 
     async def more(self, answers: int) -> None:
