@@ -146,8 +146,11 @@ async def test_official_client(replicas: list[Replica], folder: Path) -> None:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             expected = said_in(await streamed(client, replicas[0].url + CHAT, body))
         del body["ignore_eos"]  # the client takes it elsewhere
-        async with openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0) as official:
+        asking = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        official_client = openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0)
+        async with asking as client, official_client as official:
             for after in (1, 2, 15, TOKENS):
+                await settle(client, router)
                 cutters[0].cut.after = after
                 stream = await official.chat.completions.create(
                     **body, extra_body={"ignore_eos": True}, extra_headers={"x-warmroute-stream-failover": "exact"}
@@ -190,8 +193,11 @@ async def test_messages(replicas: list[Replica], folder: Path, figures: Callable
     async with cut(replicas, folder) as (cutters, router):
         async with anthropic.AsyncAnthropic(base_url=replicas[0].url, api_key="x", max_retries=0) as direct:
             unbroken = await _final(direct, body)
-        async with anthropic.AsyncAnthropic(base_url=router.url, api_key="x", max_retries=0) as official:
+        asking = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        official_client = anthropic.AsyncAnthropic(base_url=router.url, api_key="x", max_retries=0)
+        async with asking as client, official_client as official:
             for after in (1, 2, 3, 10, 30):
+                await settle(client, router)
                 cutters[0].cut.after = after
                 got = await _final(official, body)
                 assert [block.type for block in got.content] == [block.type for block in unbroken.content]
