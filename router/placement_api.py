@@ -1,8 +1,9 @@
-"""Interface between frontends and the control plane: frontends call `PlacementService`, and the hub calls `Frontends`.
+"""Interface between data plane and control plane: frontends call `PlacementService`, the control plane calls
+`Frontends`.
 
-An edge (listener, proxy, relay: proxy/) reads requests and relays bytes. The hub (index, probes, events, metrics:
-control/) holds the knowledge and decides. The edge calls the hub's Router through `LocalPlacementService`, at the cost
-of a function call. Tests of the edge place by services of their own.
+A frontend (listener, proxy, relay: proxy/) reads requests and relays bytes. The control plane (index, probes, events,
+metrics: control/) keeps the state of replicas and decides. A frontend calls its Router through `LocalPlacementService`,
+at the cost of a function call. Tests of frontends place by services of their own.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class RequestPrincipal:
 
 
 class PlacementService(Protocol):
-    """Operations of the hub for frontends. Leases are opaque to a frontend: it returns the object from `place`."""
+    """Operations of the control plane for frontends. Leases are opaque to a frontend: it returns the object from
+    `place`."""
 
     def resolve(self, model: str | None) -> str:
         """Return the model meant. Raises UnknownModel, or NoReplicaReady if no replica is ready."""
@@ -169,14 +171,14 @@ class PlacementService(Protocol):
 
 
 class Frontends(Protocol):
-    """Operations of the frontends of this process for the hub."""
+    """Operations of the frontends of this process for the control plane."""
 
     @property
     def in_flight(self) -> int:
         """Requests being answered."""
 
     def counters(self) -> Mapping[str, int]:
-        """Return totals counted outside the hub, under the names of telemetry/process_totals.py."""
+        """Return totals counted outside the control plane, under the names of telemetry/process_totals.py."""
 
     def templates(self) -> Iterable[Template]:
         """Return templates that are new or changed since the last call."""

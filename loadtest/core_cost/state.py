@@ -2,9 +2,8 @@
 
 A router knows REPLICAS replicas with BLOCKS blocks each, by our own estimate and by their events, in prompts of
 PROMPT_BLOCKS, every second one shared by two replicas. All of it is made into pieces, written to a file, read, and
-taken over by a second router, by the code that the hub runs. All times are CPU time; the longest slice is work on the
-event loop.
-"""
+taken over by a second router, by the code that the control plane runs. All times are CPU time; the longest slice is
+work on the event loop."""
 
 from __future__ import annotations
 

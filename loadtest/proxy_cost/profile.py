@@ -9,7 +9,7 @@ from __future__ import annotations
 import cProfile
 import sys
 
-from router import single_process  # noqa: F401 - imported now, so that the profile is of serving
+from router import router_server  # noqa: F401 - imported now, so that the profile is of serving
 from router.cli.main import main
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ def _complain(error: SettingsError) -> int:
 
 async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | None) -> int:
     from router.config.reload import Reloader
-    from router.single_process import RouterServer
+    from router.router_server import RouterServer
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     stop: asyncio.Future[int] = loop.create_future()
@@ -334,7 +334,7 @@ async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     app = RouterServer(settings)
-    reloader = Reloader(settings, read, apply, app.hub.count_reload, file=file)
+    reloader = Reloader(settings, read, apply, app.control.count_reload, file=file)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
         async with app:

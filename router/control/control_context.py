@@ -31,7 +31,7 @@ from router.tokenization.encoder import PromptEncoder
 
 
 class ControlPlaneContext(Protocol):
-    """A hub, as its parts use it. A part that is None is switched off."""
+    """A control plane, as its parts use it. A part that is None is switched off."""
 
     settings: Settings
     admin: AdminListener
@@ -39,7 +39,7 @@ class ControlPlaneContext(Protocol):
     admin_token: str
     upstream_key: str
     tls: ssl.SSLContext | None
-    edges: Frontends
+    frontends: Frontends
     router: Router
     metrics: Metrics
     totals: ProcessTotals
@@ -52,7 +52,7 @@ class ControlPlaneContext(Protocol):
     warmer: Warmer
     events: EventStreamManager | None
     metrics_pages: MetricsPages
-    roster: ReplicaLifecycle
+    lifecycle: ReplicaLifecycle
     prober: Prober
     prompts: PromptEncoder | None
     placer: LocalPlacementService

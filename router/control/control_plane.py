@@ -45,14 +45,14 @@ TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving then begins 
 
 
 class ControlPlane:
-    """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with Hub(settings) as
-    hub`."""
+    """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with
+    ControlPlane(settings) as control`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings  # the settings in force
-        self.edges: Frontends = NullFrontends()
+        self.frontends: Frontends = NullFrontends()
         self.link: PeerSync | None = None  # None: no store is configured
-        self.totals = ProcessTotals(lambda: self.edges.counters())
+        self.totals = ProcessTotals(lambda: self.frontends.counters())
         self.prompts: PromptEncoder | None = None  # None if events are off
         self.tls = tls.for_replicas(settings.upstream)
         self.admin_url = ""
@@ -68,8 +68,8 @@ class ControlPlane:
                 await self.state.load()
             if self.events is not None:
                 await self._follow(self.events)
-            self._stack.push_async_callback(self.roster.close)
-            self._task(self.roster.follow(self.discoveries.watch()))
+            self._stack.push_async_callback(self.lifecycle.close)
+            self._task(self.lifecycle.follow(self.discoveries.watch()))
             await self._listen()
             self._share()
             if self.state is not None:
@@ -113,7 +113,7 @@ class ControlPlane:
             pairs = wiring.make_pair_warmer(self, hands)
             self._stack.push_async_callback(pairs.close)
             self._task(pairs.watch())
-        self.roster = ReplicaLifecycle(
+        self.lifecycle = ReplicaLifecycle(
             self.router,
             prober=self.prober,
             ranks=ranks,
@@ -122,13 +122,13 @@ class ControlPlane:
             hands=hands,
             warmer=self.warmer,
             metrics=self.metrics,
-            edges=lambda: self.edges,
+            frontends=lambda: self.frontends,
         )
-        self.discovered, self.probe_now = self.roster.discovered, self.roster.probe_now
+        self.discovered, self.probe_now = self.lifecycle.discovered, self.lifecycle.probe_now
         self.keys = keys_of(s)
         wiring.warn_if_unauthenticated(s)
         if self.observatory is not None:
-            self._task(self.observatory.watch(lambda: self.edges.templates()))
+            self._task(self.observatory.watch(lambda: self.frontends.templates()))
         self._task(self.totals.stalls.watch())
         self._task(self.history.watch())
         if s.metrics.otlp_endpoint:
@@ -190,17 +190,17 @@ class ControlPlane:
             await asyncio.sleep(LOOK_S)
             for found in self.router.scan_for_stalls(time.monotonic()):
                 for replica in found:
-                    self.edges.on_replica_stalled(replica)
+                    self.frontends.on_replica_stalled(replica)
                 await asyncio.sleep(0)  # replicas are checked a few at a time, so that requests are served in between
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
                 self.metrics.check()
-                self.roster.look_for_lost_events(time.monotonic())
+                self.lifecycle.look_for_lost_events(time.monotonic())
                 moving, uncounted = self.router.list_active(since_s)
                 since_s = time.monotonic()
                 if moving or uncounted:
-                    self.edges.on_replicas_progress(moving, uncounted)
+                    self.frontends.on_replicas_progress(moving, uncounted)
 
     async def _admit(self) -> None:
         """Serve the queue until cancelled, for capacity that did not come from the end of a response."""
@@ -213,10 +213,10 @@ class ControlPlane:
 
     # -- notifications -------------------------------------------------------------------------------------------
 
-    def attach_frontends(self, edges: Frontends) -> None:
+    def attach_frontends(self, frontends: Frontends) -> None:
         """Serve these frontends. They place requests here, are notified of replica changes, and report their
         counters."""
-        self.edges = edges
+        self.frontends = frontends
 
     def observe(self, record: RequestRecord) -> None:
         """Count a request that ended. The frontend writes its log line."""

@@ -1,4 +1,4 @@
-"""The hub's link to other routers, if the settings name a store that they share.
+"""Link of the control plane to other routers, if the settings name a store that they share.
 
 One link serves all frontends. Modules that need the Redis client are imported in this module, and only if there is
 something to share.
@@ -34,9 +34,9 @@ _UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # reasons for a missing
 OWNER_WAIT_S = 0.25  # longest time in which other routers' reports of a stored response can still be expected
 
 
-class LinkedHub(Protocol):
-    """The parts of a hub that its link needs. ControlPlaneContext has the link among its own parts, so it is not named
-    here."""
+class PeeredControlPlane(Protocol):
+    """The parts of a control plane that its link needs. ControlPlaneContext has the link among its own parts, so it is
+    not named here."""
 
     settings: Settings
     router: Router
@@ -50,11 +50,11 @@ class LinkedHub(Protocol):
 
 
 class PeerSync:
-    """Link of one hub, with its status for pages and metrics."""
+    """Link of one control plane, with its status for pages and metrics."""
 
-    def __init__(self, hub: LinkedHub, admin_port: int) -> None:
-        self._hub = hub
-        shared = hub.settings.peering
+    def __init__(self, control: PeeredControlPlane, admin_port: int) -> None:
+        self._control = control
+        shared = control.settings.peering
         # Address of the store of the present session, or of the session that is being opened; None: no session has
         # begun.
         self._address: StoreAddress | None = None
@@ -62,30 +62,30 @@ class PeerSync:
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()
         self._core = PeerSyncCore(
-            hub.router, self.name, origin, limits, lambda: self.link.urgent(), lambda: self.link.changed()
+            control.router, self.name, origin, limits, lambda: self.link.urgent(), lambda: self.link.changed()
         )
         self.shared_state = SharedState(
-            hub.admission.quotas,
-            hub.router,
-            hub.placer.owners,
+            control.admission.quotas,
+            control.router,
+            control.placer.owners,
             routers_assumed=shared.expected_routers,
-            served=hub.router.base_models,
+            served=control.router.base_models,
             clock=time.monotonic,
         )
-        self._secrets = _secrets(hub.settings.auth)
-        self._seals = Seals(shared.fleet, self._secrets or _secrets_of(hub.keys), time.monotonic)
+        self._secrets = _secrets(control.settings.auth)
+        self._seals = Seals(shared.fleet, self._secrets or _secrets_of(control.keys), time.monotonic)
         self.link = PeerChannel(
             self._open_session,
             self._core,
             self.shared_state,
             name=self.name,
             origin=origin,
-            limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max, shared.replicas_in_common),
+            limits=LinkLimits(control.settings.limits.response_ids_max, limits.peers_max, shared.replicas_in_common),
             seals=self._seals,
-            state=hub.state if hub.settings.snapshot.from_peers else None,
+            state=control.state if control.settings.snapshot.from_peers else None,
         )
-        if hub.state is not None and hub.settings.snapshot.from_peers:
-            hub.state.set_expected(more=True)
+        if control.state is not None and control.settings.snapshot.from_peers:
+            control.state.set_expected(more=True)
 
     def start(self) -> None:
         """Start to receive from other routers, in the background."""
@@ -110,7 +110,7 @@ class PeerSync:
         """Connect to the store of the settings in force. If its address is unchanged, the session is not
         interrupted."""
         try:
-            address = address_of(self._hub.settings.peering)
+            address = address_of(self._control.settings.peering)
         except _UNREADABLE:  # a file that has changed since it was checked: the next session reports that
             return
         if self._address is not None and address != self._address:
@@ -124,7 +124,7 @@ class PeerSync:
         from router.peering.clients import TlsFiles
         from router.peering.redis_store import open_session
 
-        shared, self._address = self._hub.settings.peering, None
+        shared, self._address = self._control.settings.peering, None
         try:
             self._address = address = address_of(shared)
         except _UNREADABLE as error:
@@ -141,7 +141,7 @@ class PeerSync:
         delay_ms = None if link.delay_s is None else round(link.delay_s * 1e3, 2)
         return {
             "router": self.name,
-            "fleet": self._hub.settings.peering.fleet,
+            "fleet": self._control.settings.peering.fleet,
             "whole": link.connected,
             # a session may fail, and the next be open before the link counts as down
             "why": "" if link.connected else link.why,

@@ -44,11 +44,11 @@ class ReplicaLifecycle:
         hands: KvConnectorProber | None = None,
         warmer: Warmer,
         metrics: Metrics,
-        edges: Callable[[], Frontends],
+        frontends: Callable[[], Frontends],
     ) -> None:
         """Optional parts:
 
-        - `edges`: returns the frontends that serve now.
+        - `frontends`: returns the frontends that serve now.
         - `events`: None means that no replica's KV events are followed.
         - `peers`: None means no P2P KV transfer.
         - `hands`: None means no disaggregated prefill.
@@ -61,7 +61,7 @@ class ReplicaLifecycle:
         self._hands = hands
         self._warmer = warmer
         self._metrics = metrics
-        self._edges = edges
+        self._frontends = frontends
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its peer address
         self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its KV connector
@@ -107,7 +107,7 @@ class ReplicaLifecycle:
                 )
                 event = "replica_listed_ready" if ready else "replica_listed_not_ready"
                 log.info(text, extra={"event": event, "fields": _make_log_fields(by_id[id_])})
-                (self.on_ready if ready else self._edges().on_replica_removed)(id_)
+                (self.on_ready if ready else self._frontends().on_replica_removed)(id_)
             member = self._router.member(id_)
             if self._events is not None and member is not None and member.replica != before[id_]:
                 self._events.update(member.replica)
@@ -133,7 +133,7 @@ class ReplicaLifecycle:
         self._grades.pop(id_, None)
         self._unheard.pop(id_, None)
         self._warmer.on_replica_removed(id_)
-        self._edges().on_replica_removed(id_)
+        self._frontends().on_replica_removed(id_)
 
     def _on_replica_added(self, replica: Replica) -> None:
         self._metrics.joined(replica.id)
@@ -180,11 +180,11 @@ class ReplicaLifecycle:
     def on_ready(self, replica: str) -> None:
         """Handle a replica that has become ready."""
         self._warmer.ready(replica)
-        self._edges().on_replica_ready(replica)
+        self._frontends().on_replica_ready(replica)
 
     def on_unreachable(self, replica: str) -> None:
         """Handle a replica with a closed port. The server that returns may have another number of ranks."""
-        self._edges().on_replica_unreachable(replica)
+        self._frontends().on_replica_unreachable(replica)
         for id_ in self._router.same_server(replica):
             self._warmer.on_connection_refused(id_)
         self._ranks.invalidate(replica)

@@ -49,8 +49,8 @@ class _Waiting:
 
 
 class SnapshotManager:
-    """Restores the earlier state of one hub, and saves its state for a later process. `await load()` before replicas
-    are discovered, then `watch()`, and `await save()` at the end."""
+    """Restores the earlier state of one control plane, and saves its state for a later process. `await load()` before
+    replicas are discovered, then `watch()`, and `await save()` at the end."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""Builds the parts of a hub from its settings.
+"""Builds the parts of a control plane from its settings.
 
-Each function makes one part for the given hub, from the settings and from parts that exist already. A part that is made
-later is looked up at call time.
-"""
+Each function makes one part for the given context, from the settings and from parts that exist already. A part that is
+made later is looked up at call time."""
 
 from __future__ import annotations
 
@@ -59,9 +58,9 @@ log = logging.getLogger(__name__)
 STALE_PROBES = 3  # probe intervals after which an engine's reported load no longer counts
 
 
-def router_of(hub: ControlPlaneContext) -> Router:
-    """Make the Router. Its events about replicas go to the roster, the event streams and the warmer."""
-    s = hub.settings
+def router_of(context: ControlPlaneContext) -> Router:
+    """Make the Router. Its events about replicas go to the lifecycle, the event streams and the warmer."""
+    s = context.settings
     window_s = s.insights.replay_window_s
     return Router(
         POLICIES[s.routing.policy](),
@@ -73,14 +72,14 @@ def router_of(hub: ControlPlaneContext) -> Router:
         repeats=s.events.request_full_reports,
         tiers=s.tiers.enabled,
         load_guesses=load_guesses(s.tiers, s.p2p),
-        graded=lambda id_, grade, why: hub.roster.on_grade_changed(id_, grade, why),
-        resync=lambda id_: hub.events.resync(id_) if hub.events else None,
+        graded=lambda id_, grade, why: context.lifecycle.on_grade_changed(id_, grade, why),
+        resync=lambda id_: context.events.resync(id_) if context.events else None,
         slow_start_s=s.upstream.slow_start_s,
         stall_timeout_s=s.upstream.stall_timeout_s,
-        breaker_changed=lambda id_, state, why: hub.roster.on_breaker_changed(id_, state, why),
-        cleared=lambda id_: hub.warmer.on_cache_cleared(id_),
-        several=lambda id_: hub.roster.on_shared_metrics_page(id_),
-        suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
+        breaker_changed=lambda id_, state, why: context.lifecycle.on_breaker_changed(id_, state, why),
+        cleared=lambda id_: context.warmer.on_cache_cleared(id_),
+        several=lambda id_: context.lifecycle.on_shared_metrics_page(id_),
+        suspect=lambda id_: context.events.suspect(id_, "connection refused") if context.events else None,
         explainer=Explainer(s.insights.blocks_max, replay_window_s=window_s) if s.insights.enabled else None,
         expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
     )
@@ -98,80 +97,80 @@ def load_guesses(s: TierSettings, pulls: P2pSettings) -> dict[str, LoadModel]:
     return {tier: guess(FLOOR_MS[tier], s.kv_bytes_per_token, speed) for tier, speed in gb_per_s.items()}
 
 
-def metrics_of(hub: ControlPlaneContext) -> Metrics:
+def metrics_of(context: ControlPlaneContext) -> Metrics:
     """Make the metrics of this process and of all frontends."""
 
     def streams() -> dict[str, dict[str, float | None]]:
-        rows = hub.events.stats().items() if hub.events is not None else ()
+        rows = context.events.stats().items() if context.events is not None else ()
         return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
 
     def history() -> tuple[bool, int, int]:
-        status = hub.history.status()
-        return (status.failing, status.bytes, hub.history.count_dropped()) if status is not None else (False, 0, 0)
+        status = context.history.status()
+        return (status.failing, status.bytes, context.history.count_dropped()) if status is not None else (False, 0, 0)
 
     figures = MetricSources(
-        in_flight=lambda: hub.edges.in_flight,
+        in_flight=lambda: context.frontends.in_flight,
         streams=streams,
-        prompts=lambda: hub.prompts.counts() if hub.prompts is not None else {},
-        queued=lambda: hub.admission.count_queued(),
-        waiting=lambda: hub.admission.count_waiting(),
-        held=lambda: hub.admission.held_back(),
-        engine_version=lambda replica: hub.roster.engine_version(replica),
-        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
-        ledger=lambda: hub.observatory.flush() if hub.observatory is not None else None,
+        prompts=lambda: context.prompts.counts() if context.prompts is not None else {},
+        queued=lambda: context.admission.count_queued(),
+        waiting=lambda: context.admission.count_waiting(),
+        held=lambda: context.admission.held_back(),
+        engine_version=lambda replica: context.lifecycle.engine_version(replica),
+        discoveries=lambda: msgspec.to_builtins(context.discoveries.statuses()),
+        ledger=lambda: context.observatory.flush() if context.observatory is not None else None,
         history=history,
-        sharing=lambda: hub.link.figures() if hub.link is not None else None,
-        state=lambda: hub.state.figures() if hub.state is not None else None,
-        admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
-        totals=hub.totals,
+        sharing=lambda: context.link.figures() if context.link is not None else None,
+        state=lambda: context.state.figures() if context.state is not None else None,
+        admin=lambda: (context.admin.server.connections, context.admin.server.closed),
+        totals=context.totals,
     )
-    names = hub.settings.metrics
+    names = context.settings.metrics
     return Metrics(
-        hub.router,
+        context.router,
         time.monotonic,
         figures,
         process=True,
         otel_names=names.otel_names,
         aliases=names.aliases,
-        splits=bool(hub.settings.disagg.kv_connector),
+        splits=bool(context.settings.disagg.kv_connector),
         former_names=names.former_names,
     )
 
 
-def replicas_of(hub: ControlPlaneContext) -> StaticDiscovery:
+def replicas_of(context: ControlPlaneContext) -> StaticDiscovery:
     """Make the source of configured replicas. Replicas that a reload removes are kept for at most the time of two
     probes."""
-    kept_s = 2 * hub.settings.probe.timeout_s
-    return StaticDiscovery(hub.settings.replicas, alone=hub.router.serving_alone, kept_s=kept_s)
+    kept_s = 2 * context.settings.probe.timeout_s
+    return StaticDiscovery(context.settings.replicas, alone=context.router.serving_alone, kept_s=kept_s)
 
 
-def discoveries_of(hub: ControlPlaneContext) -> MergedDiscovery:
+def discoveries_of(context: ControlPlaneContext) -> MergedDiscovery:
     """Join all sources of replicas: replicas of the settings, replicas added at run time, and the configured
     discovery."""
-    s = hub.settings
+    s = context.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning(
             "no replicas are configured: set --replica URL, `replicas` or `discovery`",
             extra={"event": "no_replicas"},
         )
     source = source_of(s.discovery, split=bool(s.disagg.kv_connector))
-    return MergedDiscovery(hub.replicas, source, replicas_max=s.discovery.replicas_max)
+    return MergedDiscovery(context.replicas, source, replicas_max=s.discovery.replicas_max)
 
 
-def history_of(hub: ControlPlaneContext) -> RouterHistory:
+def history_of(context: ControlPlaneContext) -> RouterHistory:
     """Make the history: in memory, and also in a file if a path is configured."""
-    admin = hub.settings.admin
+    admin = context.settings.admin
     keeper = None
     if admin.history_path:
         path, days = admin.history_path, admin.history_days_max
         keeper = HistoryWriter(path, bytes_max=admin.history_bytes_max, days_max=days)
 
     def load() -> tuple[int, int]:
-        waiting, _ = hub.admission.count_queued()
-        return hub.edges.in_flight, sum(waiting.values())
+        waiting, _ = context.admission.count_queued()
+        return context.frontends.in_flight, sum(waiting.values())
 
     return RouterHistory(
-        decisions_max=hub.settings.limits.recent_decisions_max,
+        decisions_max=context.settings.limits.recent_decisions_max,
         keeper=keeper,
         load=load,
         days_max=admin.history_days_max,
@@ -192,182 +191,182 @@ def warn_if_unauthenticated(settings: Settings) -> None:
     )
 
 
-def pages_of(hub: ControlPlaneContext) -> Pages:
+def pages_of(context: ControlPlaneContext) -> Pages:
     """Make the pages that any client or operator may read."""
 
     def stream(replica: str) -> dict[str, Any] | None:
-        stats = hub.events.stat(replica) if hub.events is not None else None
+        stats = context.events.stat(replica) if context.events is not None else None
         return msgspec.to_builtins(stats) if stats is not None else None
 
     return Pages(
-        hub.router,
-        hub.metrics,
-        ready=hub.ready,
+        context.router,
+        context.metrics,
+        ready=context.ready,
         clock=time.monotonic,
-        history=hub.history,
+        history=context.history,
         streams=stream,
-        window=lambda id_: hub.admission.window(id_),
-        added=lambda id_: Replica(id_).url in hub.replicas.added,
-        warming=lambda id_: hub.warmer.is_warming(id_),
-        engine_version=lambda id_: hub.roster.engine_version(id_),
-        discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
-        sharing=lambda: hub.link.status() if hub.link is not None else None,
-        state=lambda: hub.state.status() if hub.state is not None else None,
-        look=lambda: hub.prober.look(),
+        window=lambda id_: context.admission.window(id_),
+        added=lambda id_: Replica(id_).url in context.replicas.added,
+        warming=lambda id_: context.warmer.is_warming(id_),
+        engine_version=lambda id_: context.lifecycle.engine_version(id_),
+        discoveries=lambda: msgspec.to_builtins(context.discoveries.statuses()),
+        sharing=lambda: context.link.status() if context.link is not None else None,
+        state=lambda: context.state.status() if context.state is not None else None,
+        look=lambda: context.prober.look(),
     )
 
 
-def observatory_of(hub: ControlPlaneContext) -> InsightsService | None:
+def observatory_of(context: ControlPlaneContext) -> InsightsService | None:
     """Make the observatory; None if it is switched off."""
-    settings = hub.settings.insights
+    settings = context.settings.insights
     if not settings.enabled:
         return None
     return InsightsService(
-        hub.router,
+        context.router,
         settings,
-        tenant=hub.metrics.tenant,
+        tenant=context.metrics.tenant,
         clock=time.monotonic,
-        decisions=hub.history.newest,
-        window=lambda id_: hub.admission.window(id_),
-        warming=lambda id_: hub.warmer.is_warming(id_),
-        models=hub.metrics.models,
-        counted=hub.metrics.sum_engine_counts,
+        decisions=context.history.newest,
+        window=lambda id_: context.admission.window(id_),
+        warming=lambda id_: context.warmer.is_warming(id_),
+        models=context.metrics.models,
+        counted=context.metrics.sum_engine_counts,
     )
 
 
-def placer_of(hub: ControlPlaneContext) -> LocalPlacementService:
+def placer_of(context: ControlPlaneContext) -> LocalPlacementService:
     """Make the placer for the frontends."""
-    s = hub.settings
+    s = context.settings
     return LocalPlacementService(
-        hub.router,
+        context.router,
         clock=time.monotonic,
         event_wait_s=s.events.pending_wait_s,
         response_ids_max=s.limits.response_ids_max,
         private_responses=bool(s.auth.keys_file),
-        observe=hub.observe,
-        failed=hub.count_attempt_failure,
-        refused=lambda replica: hub.roster.on_connection_refused(replica),
-        page=hub.pages.page,
+        observe=context.observe,
+        failed=context.count_attempt_failure,
+        refused=lambda replica: context.lifecycle.on_connection_refused(replica),
+        page=context.pages.page,
         limits=s.admission,
         load_stale_s=STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s),
-        shed=hub.metrics.shed,
-        made=lambda *made: hub.link.link.publish_response_owner(*made) if hub.link is not None else None,
-        told_within_s=lambda: hub.link.owner_wait_s() if hub.link is not None else 0.0,
+        shed=context.metrics.shed,
+        made=lambda *made: context.link.link.publish_response_owner(*made) if context.link is not None else None,
+        told_within_s=lambda: context.link.owner_wait_s() if context.link is not None else 0.0,
         pull_rest_s=s.p2p.cooldown_s,
-        look=lambda: hub.prober.look(),
-        reread=lambda replica: hub.prober.reread(replica),
+        look=lambda: context.prober.look(),
+        reread=lambda replica: context.prober.reread(replica),
     )
 
 
-def make_snapshot_manager(hub: ControlPlaneContext) -> SnapshotManager | None:
+def make_snapshot_manager(context: ControlPlaneContext) -> SnapshotManager | None:
     """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
-    s = hub.settings
+    s = context.settings
     if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
         return None
-    return SnapshotManager(hub.router, s.snapshot, name=s.peering.router_id or socket.gethostname())
+    return SnapshotManager(context.router, s.snapshot, name=s.peering.router_id or socket.gethostname())
 
 
-def make_peer_sync(hub: ControlPlaneContext) -> PeerSync:
+def make_peer_sync(context: ControlPlaneContext) -> PeerSync:
     """Make the link to other routers. The admin listener must have its port first, because the port is part of this
     router's name."""
-    return PeerSync(hub, urlsplit(hub.admin_url).port or 0)
+    return PeerSync(context, urlsplit(context.admin_url).port or 0)
 
 
-def warmer_of(hub: ControlPlaneContext) -> Warmer:
+def warmer_of(context: ControlPlaneContext) -> Warmer:
     """Make the warmer, which fills caches before traffic comes."""
-    s = hub.settings
+    s = context.settings
     sender = PromptSender(
-        hub.router,
-        hub.admission,
+        context.router,
+        context.admission,
         clock=time.monotonic,
-        api_key=lambda: hub.upstream_key or s.probe.api_key,
-        tls=hub.tls,
+        api_key=lambda: context.upstream_key or s.probe.api_key,
+        tls=context.tls,
     )
     return Warmer(
-        hub.router,
+        context.router,
         sender,
         s.prewarm,
         clock=time.monotonic,
-        hottest=hub.observatory.hottest if hub.observatory is not None else lambda _: (),
-        counted=hub.metrics.prewarmed,
-        released=lambda id_: hub.edges.on_replica_ready(id_),
+        hottest=context.observatory.hottest if context.observatory is not None else lambda _: (),
+        counted=context.metrics.prewarmed,
+        released=lambda id_: context.frontends.on_replica_ready(id_),
     )
 
 
-def prober_of(hub: ControlPlaneContext) -> Prober:
+def prober_of(context: ControlPlaneContext) -> Prober:
     """Make the prober, which requests health, models and load from replicas."""
     return Prober(
-        hub.router,
-        lambda id_: hub.roster.on_unreachable(id_),
-        on_ready=lambda id_: hub.roster.on_ready(id_),
-        settings=hub.settings.probe,
-        pages=hub.metrics_pages,
-        kv_tokens_max=hub.settings.routing.kv_tokens_max,
-        tls=hub.tls,
+        context.router,
+        lambda id_: context.lifecycle.on_unreachable(id_),
+        on_ready=lambda id_: context.lifecycle.on_ready(id_),
+        settings=context.settings.probe,
+        pages=context.metrics_pages,
+        kv_tokens_max=context.settings.routing.kv_tokens_max,
+        tls=context.tls,
     )
 
 
-def make_p2p_prober(hub: ControlPlaneContext) -> P2pProber:
+def make_p2p_prober(context: ControlPlaneContext) -> P2pProber:
     """Make the prober of the addresses at which engines accept commands of their peers."""
-    return P2pProber(hub.router.set_p2p_address, hub.settings.p2p)
+    return P2pProber(context.router.set_p2p_address, context.settings.p2p)
 
 
-def make_kv_connector_prober(hub: ControlPlaneContext) -> KvConnectorProber | None:
+def make_kv_connector_prober(context: ControlPlaneContext) -> KvConnectorProber | None:
     """Make the prober of KV connectors; None if disaggregated prefill is off."""
-    settings = hub.settings.disagg
-    return KvConnectorProber(hub.router.set_kv_connector, settings, hub.tls) if settings.kv_connector else None
+    settings = context.settings.disagg
+    return KvConnectorProber(context.router.set_kv_connector, settings, context.tls) if settings.kv_connector else None
 
 
-def make_pair_warmer(hub: ControlPlaneContext, hands: KvConnectorProber) -> PairWarmer:
+def make_pair_warmer(context: ControlPlaneContext, hands: KvConnectorProber) -> PairWarmer:
     """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
     pair."""
     return PairWarmer(
-        hub.router,
+        context.router,
         hands.handshake,
         hands.addresses,
-        api_key=lambda: hub.upstream_key or hub.settings.probe.api_key,
+        api_key=lambda: context.upstream_key or context.settings.probe.api_key,
         clock=time.monotonic,
-        tls=hub.tls,
-        hosts=hub.settings.disagg.hosts,
+        tls=context.tls,
+        hosts=context.settings.disagg.hosts,
     )
 
 
-def ranks_of(hub: ControlPlaneContext) -> RankExpander:
+def ranks_of(context: ControlPlaneContext) -> RankExpander:
     """Make the discovery of data-parallel ranks, which requests their number from servers."""
-    return RankExpander(hub.settings.probe, hub.metrics_pages, hub.tls)
+    return RankExpander(context.settings.probe, context.metrics_pages, context.tls)
 
 
-def subscriber_of(hub: ControlPlaneContext) -> EventStreamManager:
+def subscriber_of(context: ControlPlaneContext) -> EventStreamManager:
     """Make the subscriber to the KV events of replicas."""
-    s = hub.settings
+    s = context.settings
     return EventStreamManager(
-        hub.router.knowledge,
+        context.router.knowledge,
         endpoints=event_endpoints(s.events.endpoints),
         bind=s.events.bind,
         topics=event_topics(s.events.topics),
         api_key=s.probe.api_key,
-        tls=hub.tls,
+        tls=context.tls,
         poll_s=s.events.poll_s,
         limits=StreamLimits(
             silence_s=s.events.replay_timeout_s,
             suspended_max_s=s.events.fallback_delay_s,
             queue_bytes_max=s.events.queue_bytes_max,
         ),
-        handover=hub.state.handover if hub.state is not None else None,
+        handover=context.state.handover if context.state is not None else None,
     )
 
 
 def make_tokenizer_verifier(
-    hub: ControlPlaneContext, prompts: PromptEncoder, asker: EngineTokenizer
+    context: ControlPlaneContext, prompts: PromptEncoder, asker: EngineTokenizer
 ) -> TokenizerVerifier:
     """Make the check that compares this router's token ids with those of replicas."""
-    return TokenizerVerifier(hub.router, prompts, asker, hub.settings.tokens)
+    return TokenizerVerifier(context.router, prompts, asker, context.settings.tokens)
 
 
-def admin_of(hub: ControlPlaneContext, routes: Iterable[AdminRoute]) -> AdminListener:
+def admin_of(context: ControlPlaneContext, routes: Iterable[AdminRoute]) -> AdminListener:
     """Make the admin listener with these pages, before it listens."""
-    s = hub.settings
-    return AdminListener(routes, admin_limits(s), token=lambda: hub.admin_token, host=s.listen.admin_host)
+    s = context.settings
+    return AdminListener(routes, admin_limits(s), token=lambda: context.admin_token, host=s.listen.admin_host)
 
 
 def admin_limits(settings: Settings) -> ClientLimits:

@@ -45,17 +45,19 @@ _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckRes
 
 
 class ExtProcFrontend:
-    """`async with ExtProcFrontend(settings, placer, desk) as gateway`; leaving the block drains."""
+    """`async with ExtProcFrontend(settings, placer, ingress) as extproc`; leaving the block drains."""
 
-    def __init__(self, settings: Settings, placer: PlacementService, desk: IngressContext, bodies: BodyBudget) -> None:
-        """`desk` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
+    def __init__(
+        self, settings: Settings, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
+    ) -> None:
+        """`ingress` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
         self._settings = settings
         self._bodies = bodies
         self._placer = placer
-        self._desk = desk
+        self._ingress = ingress
         self._stack = AsyncExitStack()
         self._leaving = False
-        self._built = False  # until then the hub may request the number of requests in flight, which is 0
+        self._built = False  # until then `in_flight` is 0
         self.port = self.health_port = 0
 
     async def __aenter__(self) -> Self:
@@ -84,7 +86,7 @@ class ExtProcFrontend:
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
-        """Keep serving, but fail health checks regardless of the hub."""
+        """Keep serving, but fail health checks regardless of the control plane."""
         self._leaving = True
 
     def reload(self, settings: Settings) -> None:
@@ -92,7 +94,7 @@ class ExtProcFrontend:
         changed, or not at all."""
         with files_of_settings():
             pem = read(settings.extproc)
-        self._desk.reload(settings)
+        self._ingress.reload(settings)
         self._settings = settings
         if pem is not None and self._certificate is not None:
             self._certificate.pem = pem
@@ -104,7 +106,7 @@ class ExtProcFrontend:
         return self._picker.in_flight if self._built else 0
 
     def counters(self) -> dict[str, int]:
-        """Return totals of this frontend for the hub's metrics. Bytes of bodies are a gauge, which the edge reports for
+        """Return totals of this frontend for metrics. Bytes of bodies are a gauge, which the HTTP frontend reports for
         all frontends if there is one."""
         alone = self._settings.listen.mode == "extproc"
         malformed = self._parts.malformed.total if self._built else 0
@@ -112,7 +114,7 @@ class ExtProcFrontend:
 
     def on_replica_unreachable(self, replica: str) -> None:
         """Forget a replica that no longer listens. The gateway detects it, and uses the next endpoint of its list."""
-        self._desk.usage.forget(replica)
+        self._ingress.usage.forget(replica)
 
     def on_replica_stalled(self, replica: str) -> None:
         """Do nothing about a stalled replica: requests in flight belong to the gateway."""
@@ -122,7 +124,7 @@ class ExtProcFrontend:
 
     def on_replica_removed(self, replica: str) -> None:
         """Forget a replica that discovery no longer lists. The gateway's own discovery drops it too."""
-        self._desk.usage.forget(replica)
+        self._ingress.usage.forget(replica)
 
     def on_replica_ready(self, replica: str) -> None:
         """Do nothing about a ready replica, since no state of it is kept here."""
@@ -131,7 +133,7 @@ class ExtProcFrontend:
         s = self._settings
         heads = HeadTurns(s.limits.total_body_bytes_max, _message_bytes_max(s))
         self._parts = ServiceContext(
-            self._placer, self._desk, _rules(s), self._bodies, MalformedCount(), time.monotonic
+            self._placer, self._ingress, _rules(s), self._bodies, MalformedCount(), time.monotonic
         )
         self._picker = ExtProcService(self._parts, heads)
         self._health = health.aio.HealthServicer()
@@ -150,7 +152,7 @@ class ExtProcFrontend:
         pem = read(s)
         self._certificate = PickerCertificate(pem) if pem is not None else None
         tls = self._certificate.credentials() if self._certificate is not None else None
-        if self._desk.keys is not None:
+        if self._ingress.keys is not None:
             fields = {"next": MUST_FAIL_CLOSED}
             log.info("API keys are required", extra={"event": "gateway_must_fail_closed", "fields": fields})
         self.port = _bound(server, s.host, s.port, tls)

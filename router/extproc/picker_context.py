@@ -44,7 +44,7 @@ class ServiceContext:
     """Parts and counters shared by all streams. `rules` may be replaced, for later requests."""
 
     placer: PlacementService
-    desk: IngressContext
+    ingress: IngressContext
     rules: ExtProcConfig
     bodies: BodyBudget  # memory budget for bodies, of all frontends of this process
     malformed: MalformedCount

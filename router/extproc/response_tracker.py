@@ -87,7 +87,7 @@ class ResponseTracker:
         """Take the lease of the request."""
         self.lease, self._told_s = lease, self._parts.clock()
         self._record.receipt = lease.receipt
-        usage = self._parts.desk.usage
+        usage = self._parts.ingress.usage
         usage.ask(self._question, lease.replica)
         if usage.takes_out(self._question, lease.replica):
             self._watch.take_usage_out()
@@ -280,7 +280,7 @@ class ResponseTracker:
         left_alone = question.asks_usage and not question.usage_asked and watch.judged and watch.ended
         if watch.usage_unasked or (left_alone and outcome.ending is EndReason.OK and not outcome.unobserved):
             unasked = watch.usage_unasked or question.dialect.stream_usage(watch.tail) is not None
-            self._parts.desk.usage.learn(question, replica, unasked=unasked)
+            self._parts.ingress.usage.learn(question, replica, unasked=unasked)
 
     def _finish(self, lease: LeaseHandle, outcome: Outcome) -> None:
         self._parts.placer.finish(lease, outcome, self._parts.clock())

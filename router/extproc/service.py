@@ -62,7 +62,7 @@ class ExtProcService:
         if first is None:
             await context.abort(*why)
         parts.known = parts.known or parts.placer.has_other_ready(frozenset())
-        if not parts.known and parts.desk.keys is None:
+        if not parts.known and parts.ingress.keys is None:
             # No replica has been probed yet, so nothing is known of them: the gateway may choose, if it fails open.
             # With keys it must not, and gets a refusal (StreamHandler).
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica is known yet")

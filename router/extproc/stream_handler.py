@@ -148,7 +148,7 @@ class StreamHandler:
         strip_trailing_slash(
             request
         )  # affects only the request as parsed here; the engine's path is set by the gateway
-        self._caller = caller = parts.desk.callers.authenticate_head(request)
+        self._caller = caller = parts.ingress.callers.authenticate_head(request)
         record.tenant = request.budget_owner = caller.name
         if not rules.conformance and not is_for_engines(request, rules.inference):
             await self._page(request, client, caller)
@@ -156,8 +156,8 @@ class StreamHandler:
         if not parts.known:
             raise no_replica_ready("no result yet")
         record.route = local_responses.route_of(request.path)
-        if parts.desk.tracer is not None:
-            self._trace = parts.desk.tracer.begin(request, started_s)
+        if parts.ingress.tracer is not None:
+            self._trace = parts.ingress.tracer.begin(request, started_s)
         head: pb.HttpHeaders = first.request_headers
         config = first.protocol_config if first.HasField("protocol_config") else None
         mode = BUFFERED if config is None else config.request_body_mode
@@ -234,7 +234,7 @@ class StreamHandler:
         """Understand and place. `whole`: its body has arrived. `answers`: the gateway's mode for the body of the
         answer."""
         parts, caller = self._parts, self._caller
-        reader, relayed = parts.desk.reader, answers != NONE
+        reader, relayed = parts.ingress.reader, answers != NONE
         model = metadata.model_of(request)
         if whole and is_for_engines(request, parts.rules.inference):
             if model and request.body_bytes:
@@ -380,12 +380,12 @@ class StreamHandler:
         if self._following is not None:
             self._following.close()
         record.duration_s = parts.clock() - started_s
-        if self._trace is not None and parts.desk.tracer is not None:
+        if self._trace is not None and parts.ingress.tracer is not None:
             record.trace_id = f"{self._trace.trace_id:032x}"
             self._trace.tenant = self._caller.tenant.name if self._caller.tenant is not None else ""
-            parts.desk.tracer.schedule_export(self._trace, record)
+            parts.ingress.tracer.schedule_export(self._trace, record)
         if report:
-            parts.desk.record_request(record)
+            parts.ingress.record_request(record)
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -17,7 +17,7 @@ import asyncio
 
 
 class Outbox:
-    """Write batcher, one per event loop and edge."""
+    """Write batcher, one per event loop."""
 
     __slots__ = ("_before", "_loop", "_messages", "_waiting")
 

@@ -34,10 +34,10 @@ from router.tokenization.request_tokens import EngineTokenizer, RequestTokenizer
 
 
 class IngressContext:
-    """Shared request-handling parts of one process. Use as `async with IngressContext(settings, placer) as desk`."""
+    """Shared request-handling parts of one process. Use as `async with IngressContext(settings, placer) as ingress`."""
 
     def __init__(self, settings: Settings, placer: PlacementService, prompts: PromptEncoder | None) -> None:
-        """`prompts` belong to the hub; None if events are off."""
+        """`prompts` belong to the control plane; None if events are off."""
         self._settings = settings
         self._placer = placer
         self._prompts = prompts
@@ -116,7 +116,7 @@ class IngressContext:
         return self._observer.templates() if self._observer is not None else ()
 
     def counters(self) -> dict[str, int]:
-        """Return totals for the hub's metrics."""
+        """Return totals for metrics."""
         return {
             SPANS_DROPPED: self.tracer.dropped if self.tracer is not None else 0,
             UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,

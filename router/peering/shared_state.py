@@ -1,6 +1,6 @@
 """Shared data that is not the core's: tenants' rates, evidence of dead replicas, owners of stored responses.
 
-The hub provides the objects with this data; the link transports the messages.
+The control plane provides the objects with this data; the link transports the messages.
 """
 
 from __future__ import annotations

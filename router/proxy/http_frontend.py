@@ -40,15 +40,17 @@ HAND_OVER_AGAIN_S = 1.0  # interval between attempts to hand over the remaining 
 
 
 class HttpFrontend:
-    """`async with HttpFrontend(settings, placer, desk, bodies) as edge`; leaving the block drains."""
+    """`async with HttpFrontend(settings, placer, ingress, bodies) as http`; leaving the block drains."""
 
-    def __init__(self, settings: Settings, placer: PlacementService, desk: IngressContext, bodies: BodyBudget) -> None:
-        """`desk` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
+    def __init__(
+        self, settings: Settings, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
+    ) -> None:
+        """`ingress` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
         self._settings = settings
         self._placer = placer
         self._leaving: dict[str, asyncio.TimerHandle] = {}  # timers of leaving replicas, by id
         self._bodies = bodies
-        self._desk = desk
+        self._ingress = ingress
         self._stack = AsyncExitStack()
         self.url = ""
 
@@ -77,8 +79,8 @@ class HttpFrontend:
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
-        """Keep serving, but answer 503 on `/readyz` regardless of the hub, and close each connection after its next
-        answer."""
+        """Keep serving, but answer 503 on `/readyz` regardless of the control plane, and close each connection after
+        its next answer."""
         self._routes.leaving = True
         self._server.lame_duck()
 
@@ -94,7 +96,7 @@ class HttpFrontend:
         s = settings
         with files_of_settings():
             listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
-        self._desk.reload(s)
+        self._ingress.reload(s)
         self._settings = s
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
@@ -115,7 +117,7 @@ class HttpFrontend:
     def on_replica_unreachable(self, replica: str) -> None:
         """Note that no process listens at the replica any longer."""
         self.upstream.fail_silent_calls(replica)
-        self._desk.usage.forget(replica)
+        self._ingress.usage.forget(replica)
 
     def on_replica_stalled(self, replica: str) -> None:
         """Note that the replica is stalled: it accepts connections and does not answer."""
@@ -129,7 +131,7 @@ class HttpFrontend:
         """Note that discovery no longer lists the replica, or no longer lists it as ready. Its streams with failover
         are handed over soon."""
         self.upstream.forget(replica)
-        self._desk.usage.forget(replica)
+        self._ingress.usage.forget(replica)
         if replica not in self._leaving:
             upstream, loop = self._settings.upstream, asyncio.get_running_loop()
             begun_s = loop.time() + upstream.drain_migrate_after_s + upstream.first_byte_timeout_s
@@ -153,7 +155,7 @@ class HttpFrontend:
             del self._leaving[replica]
 
     def counters(self) -> dict[str, int]:
-        """Return totals of this edge for the hub's metrics. Open connections and bytes of bodies are gauges."""
+        """Return totals of this frontend for metrics. Open connections and bytes of bodies are gauges."""
         server = self._server
         closed = {CLOSED + why: count for why, count in server.closed.items()}
         return closed | {CONNECTIONS: server.connections, BODIES: server.bodies.held_bytes}
@@ -170,7 +172,7 @@ class HttpFrontend:
             tls=tls.for_replicas(s.upstream),
         )
         self._stack.push_async_callback(self.upstream.close)
-        self.reader, self._callers = self._desk.reader, self._desk.callers
+        self.reader, self._callers = self._ingress.reader, self._ingress.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self.legs = DisaggCaller(
             self._placer, self.upstream, clock=time.monotonic, linger_s=s.disagg.prefill_grace_s, hosts=s.disagg.hosts
@@ -183,7 +185,7 @@ class HttpFrontend:
             clock=time.monotonic,
             budget=self._budget,
             legs=self.legs,
-            usage=self._desk.usage,
+            usage=self._ingress.usage,
         )
         self._continuations = StreamFailover(
             self._placer,
@@ -198,11 +200,11 @@ class HttpFrontend:
             self._attempts,
             self.upstream,
             self._continuations,
-            self._desk.record_request,
+            self._ingress.record_request,
             clock=time.monotonic,
             receipts=s.api.receipts,
-            tracer=self._desk.tracer,
-            usage=self._desk.usage,
+            tracer=self._ingress.tracer,
+            usage=self._ingress.usage,
         )
         self._routes = Routes(self._callers, self.proxy, self._placer, self.upstream, s)
         self._stack.push_async_callback(start_task(self.upstream.watch()))

@@ -56,7 +56,7 @@ class Routes:
         self._proxy = proxy
         self._placer = placer
         self._upstream = upstream
-        self.leaving = False  # set when the router stops; `/readyz` then returns 503 regardless of the hub
+        self.leaving = False  # set when the router stops; `/readyz` then returns 503 regardless of the control plane
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
@@ -162,7 +162,7 @@ class Routes:
         if path == "/version":
             return _VERSION
         if path == "/healthz":
-            return _ALIVE  # liveness is a property of this process: the hub may not answer
+            return _ALIVE  # liveness is a property of this process: the control plane may not answer
         if path == "/":
             return _WELCOME
         if path == READY_PAGE and self.leaving:

@@ -22,28 +22,28 @@ CLOSED = "closed:"  # prefix of one of client_timeouts.REASONS: client connectio
 class ProcessTotals:
     """Totals of the data planes, and stalls of the event loop, read when a metrics page is made."""
 
-    def __init__(self, edges: Callable[[], Mapping[str, int]] = dict) -> None:
-        """`edges` returns the sums over all data planes."""
-        self._edges = edges
+    def __init__(self, frontends: Callable[[], Mapping[str, int]] = dict) -> None:
+        """`frontends` returns the sums over all data planes."""
+        self._frontends = frontends
         self.stalls = LoopLagMonitor()
 
     def connections(self) -> tuple[int, dict[str, int]]:
         """Return the number of open client connections, and how many the router closed, by reason."""
-        figures = self._edges()
+        figures = self._frontends()
         return figures.get(CONNECTIONS, 0), {why: figures.get(CLOSED + why, 0) for why in REASONS}
 
     def bodies_bytes(self) -> int:
         """Return the bytes of request bodies in memory."""
-        return self._edges().get(BODIES, 0)
+        return self._frontends().get(BODIES, 0)
 
     def count_malformed(self) -> int:
         """Return the number of malformed messages of gateways."""
-        return self._edges().get(MALFORMED, 0)
+        return self._frontends().get(MALFORMED, 0)
 
     def spans_dropped(self) -> int:
         """Return the number of spans that did not reach the collector."""
-        return self._edges().get(SPANS_DROPPED, 0)
+        return self._frontends().get(SPANS_DROPPED, 0)
 
     def count_unexplained(self) -> int:
         """Return the number of prompts that were not compared with an earlier one."""
-        return self._edges().get(UNEXPLAINED, 0)
+        return self._frontends().get(UNEXPLAINED, 0)

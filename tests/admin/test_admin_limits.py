@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.http.client_timeouts import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.looks import Looks
 from tests.http.wire import Client, connect, on_uvloop
 from tests.support.fakes import FakeEngine, running
@@ -53,7 +53,7 @@ async def test_the_attack(token: str) -> None:
     the bodies do not even begin."""
     options = {"admin__connections_max": 1_000, "admin__connections_per_client_max": 1_000, "admin__token": token}
     async with FakeEngine() as engine, running(engine, **options) as app:
-        server = app.hub.admin.server
+        server = app.control.admin.server
         looks = Looks(server)
         heads = [await asked(app.admin_url, b"GET /metrics HTTP/1.1\r\nHos") for _ in range(HALF_OPEN)]
         silent = [await connect(app.admin_url) for _ in range(SILENT)]
@@ -89,7 +89,7 @@ async def test_connections_are_limited() -> None:
     """One address may open 32 connections, all together 64; who comes then is closed at once, whoever is there stays,
     and a place that is left can be taken. None of them is the main listener's."""
     async with FakeEngine() as engine, running(engine) as app:
-        server, loop = app.hub.admin.server, asyncio.get_running_loop()
+        server, loop = app.control.admin.server, asyncio.get_running_loop()
 
         async def come(address: str, count: int) -> list[Client]:
             clients = list[Client]()
@@ -197,7 +197,7 @@ async def test_other_sites_have_no_work_done(client: ClientSession, engine: Fake
 async def test_no_other_site_reads_anything(client: ClientSession, engine: FakeEngine) -> None:
     """Every answer, errors and data included, is what it says and for pages of this listener only."""
     async with running(engine) as app:
-        asked_for = [(route.method, route.path) for route in app.hub.admin.table.routes]
+        asked_for = [(route.method, route.path) for route in app.control.admin.table.routes]
         for method, path in [*asked_for, ("GET", "/nowhere"), ("PUT", "/admin/replicas"), ("GET", "/admin/index?x=1")]:
             async with client.request(method, app.admin_url + path, allow_redirects=False) as response:
                 assert response.headers["X-Content-Type-Options"] == "nosniff", path
@@ -221,7 +221,7 @@ async def test_a_page_that_fails(
 ) -> None:
     """A bug of one page is a 500 in the form of all errors and a line in the log, and the connection goes on."""
     async with running(engine) as app:
-        monkeypatch.setattr(app.hub.warmer, "state", None)
+        monkeypatch.setattr(app.control.warmer, "state", None)
         for _ in range(2):
             async with client.get(app.admin_url + "/admin/prewarm") as response:
                 assert response.status == 500

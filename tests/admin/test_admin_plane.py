@@ -25,7 +25,7 @@ from router.engines.discovery.static import StaticDiscovery
 from router.ingress.auth import METRICS
 from router.ingress.paths import METHODS, RESPONSE_ACTIONS
 from router.ingress.proxied_request import RESPONSES
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN, Keyring, bearer
 
@@ -34,12 +34,12 @@ REPLICAS = "/admin/replicas"
 
 def admin_routes(app: RouterServer) -> list[tuple[str, str]]:
     """Every route of the admin listener, from the code."""
-    assert app.hub.observatory is not None
-    own = [*app.hub.pages.routes(), *app.hub.observatory.routes(), *app.hub.prewarm_page.routes()]
-    drains = DrainPage(app.hub.discoveries).routes()
+    assert app.control.observatory is not None
+    own = [*app.control.pages.routes(), *app.control.observatory.routes(), *app.control.prewarm_page.routes()]
+    drains = DrainPage(app.control.discoveries).routes()
     routes = [*own, *drains, *RuntimeReplicas(StaticDiscovery(()), ()).routes()]
     found = [(route.method, route.path) for route in routes]
-    served = {(route.method, route.path) for route in app.hub.admin.table.routes}
+    served = {(route.method, route.path) for route in app.control.admin.table.routes}
     static = [(route.method, route.path) for route in (*dashboard.routes(), *runbook.routes())]
     found += [("GET", "/"), ("GET", openapi.PATH)]
     assert served == {*found, *static}, "a route that this test does not know of"
@@ -119,7 +119,7 @@ async def test_web_pages_cannot_use_it(client: ClientSession, engine: FakeEngine
             async with client.post(url, data=b'{"url": "http://127.0.0.1:1"}', headers=headers | more) as response:
                 assert response.status == code, more
             added = {"http://127.0.0.1:1"} if code == 201 else set()
-            assert app.hub.replicas.added == added, more
+            assert app.control.replicas.added == added, more
         async with client.delete(
             url, params={"url": "http://127.0.0.1:1"}, headers={"Origin": "x"} | headers
         ) as response:
@@ -190,8 +190,8 @@ async def test_nobody_is_sent_elsewhere(client: ClientSession, engine: FakeEngin
                     async with client.post(app.admin_url + REPLICAS, json={"url": way}) as response:
                         plain = way == f"http://127.0.0.1:{added.port}/"
                         assert (response.status == 403) == (not plain), (way, await response.text())
-            assert app.hub.replicas.added <= {f"http://127.0.0.1:{added.port}"}
-            await app.hub.probe_now()
+            assert app.control.replicas.added <= {f"http://127.0.0.1:{added.port}"}
+            await app.control.probe_now()
             assert not heard
 
 

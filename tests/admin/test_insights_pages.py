@@ -13,7 +13,7 @@ from loadtest.fake_engine.command import Engines, EngineSettings
 from router.core.insights.ledger import template_tree
 from router.core.insights.ledger.timeline import STEPS
 from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, Template
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import FakeEngine, running, status
 
@@ -97,10 +97,10 @@ async def test_pages_agree_with_metrics(client: ClientSession, engines: Engines)
 
 
 async def test_templates_and_who_holds_them(client: ClientSession, engines: Engines) -> None:
-    """What edges tell is on the map and in the list, with the holders of its last block."""
+    """Data of frontends is on the map and in the list, with the holders of its last block."""
     async with running(*engines.urls) as app:
         await chat(client, app, "one " * 400)
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
         (holder,) = [id_ for id_ in engines.urls if app.router.index.blocks(id_)]
         key = next(iter(app.router.index.holders[holder].owner))
@@ -138,7 +138,7 @@ async def test_advice_says_what_it_costs_and_quotes_nobody(
     """A difference is in the advice, in its template's row and in the overview, with the tokens lost; text of prompts
     is on no page unless excerpts are wanted."""
     async with running(*engines.urls, insights__excerpts=excerpts) as app:
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
         ledger = observatory.ledger.observe
 
@@ -174,9 +174,9 @@ async def test_full_pages_are_made_in_slices(client: ClientSession, engine: Fake
     """With as many templates as there may be, all are in the list, and the map has as many as can be seen, and the
     others of each as one."""
     async with running(engine) as app:
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
-        most = app.hub.settings.insights.templates_max
+        most = app.control.settings.insights.templates_max
         observatory.register_templates([Template(n, n // 2, 512 * n, n) for n in range(1, 2 * most)])
         known = len((await page(client, app, "templates"))["templates"])
         assert template_tree.MAP_MAX < known <= most

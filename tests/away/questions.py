@@ -1,4 +1,4 @@
-"""The questions of every cell: what must be closed, and what is still served; asked of an edge or of a picker."""
+"""The questions of every cell: what must be closed, and what is still served; asked of a proxy or of a picker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 import grpc
 
 from router.extproc.metadata import DESTINATION
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.away.cells import REQUESTS, RESPONSES, SERVED
 from tests.away.engines import DOOR, STORED, StoringEngine
 from tests.extproc.asking import CHAT, asking, removed, set_headers

@@ -42,7 +42,7 @@ SLOW_S = 1.0
 
 @asynccontextmanager
 async def picked(folder: Path, **more: str) -> AsyncIterator[tuple[World, int]]:
-    """A router with both faces and everything set up, and the picker's port."""
+    """A router with both frontends and everything set up, and the picker's port."""
     port = free_port()
     settings = {"listen__mode": "both", "extproc__port": str(port), "extproc__health_port": "0", **more}
     async with world(folder, **settings) as it:

@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.common.processes import engines
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.browser.tab import Tab
 from tests.support.fakes import running
 

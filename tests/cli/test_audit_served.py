@@ -26,7 +26,7 @@ def test_a_routers_own_log_says_where_tokens_ended(audited: Auditing, capsys: py
         served({"cached_on_other_replica": 75, "evicted_by_others": 5, "tail": 20}, "queue at http://10.0.0.7:8000"),
         served({"cached_on_other_replica": 25}, "a new cause at http://10.0.0.7:8000"),
         served(None),
-        served(None, event="replica_up", logger="hub.roster"),
+        served(None, event="replica_up", logger="control.lifecycle"),
         served({"lost_in_space": 1}),
     ]
     found = audited([*own, CHAT, CHAT])

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.cli.config_loader import load
 from router.config.reload import Reloader
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine
 
 
@@ -30,11 +30,11 @@ class Running:
         """Wait until these are known, and probe them."""
         while set(self.app.router.fleet.members) != {engine.url for engine in engines}:
             await asyncio.sleep(0.001)
-        await self.app.hub.probe_now()
+        await self.app.control.probe_now()
 
     async def metric(self, name: str) -> float | None:
         """As it is scraped."""
-        for line in (await self.app.hub.metrics.page_in_slices()).decode().splitlines():
+        for line in (await self.app.control.metrics.page_in_slices()).decode().splitlines():
             series, _, value = line.rpartition(" ")
             if series == name:
                 return float(value)
@@ -58,33 +58,33 @@ async def running(file: Path, *engines: FakeEngine | str, **settings: Any) -> As
     """A router in front of these engines, every replica probed once."""
     write(file, *engines, **settings)
     async with RouterServer(load(file)) as app:
-        await app.hub.probe_now()
-        yield Running(app, Reloader(load(file), lambda: load(file), app.reload, app.hub.count_reload), file)
+        await app.control.probe_now()
+        yield Running(app, Reloader(load(file), lambda: load(file), app.reload, app.control.count_reload), file)
 
 
 def in_force(router: Running) -> dict[str, Any]:
     """What parts of the router hold that was given to them by settings."""
-    edge, hub = router.app.edge, router.app.hub
-    upstream, proxy, server, reader = edge.upstream, edge.proxy, edge._server, edge.reader
+    http, control = router.app.http, router.app.control
+    upstream, proxy, server, reader = http.upstream, http.proxy, http._server, http.reader
     lines = reader.forwarding
     return {
         "engines": upstream.limits,
         "retries": proxy._attempts.limits,
-        "budget": (edge._budget.ratio, edge._budget.floor_per_s),
-        "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
-        "credentials": (lines._own_lines, lines._kept, edge._callers.admin_token, hub.admin_token),
+        "budget": (http._budget.ratio, http._budget.floor_per_s),
+        "answers": (proxy.receipts, http._routes._inference, http._routes._metrics_here),
+        "credentials": (lines._own_lines, lines._kept, http._callers.admin_token, control.admin_token),
         "clients": (server.limits, server._slots.limits),
-        "pages": (server.cors._named if server.cors is not None else None, edge._routes.cors is server.cors),
-        "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
+        "pages": (server.cors._named if server.cors is not None else None, http._routes.cors is server.cors),
+        "operators": (control.admin.server.limits, control.admin.server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
-        "keys": [(keys.tenants if keys is not None else None) for keys in (edge._callers.keys, hub.keys)],
-        "admission": hub.admission._admission._limits,
-        "standing": (hub.router._stall_timeout_s, hub.router.fitness.slow_start_s),
-        "replicas": (hub.replicas._urls, hub._additions.allowed),
-        "prewarm": hub.warmer.settings,
-        "silence": (edge._continuations.silence_s_max, edge.legs.linger_s),
+        "keys": [(keys.tenants if keys is not None else None) for keys in (http._callers.keys, control.keys)],
+        "admission": control.admission._admission._limits,
+        "standing": (control.router._stall_timeout_s, control.router.fitness.slow_start_s),
+        "replicas": (control.replicas._urls, control._additions.allowed),
+        "prewarm": control.warmer.settings,
+        "silence": (http._continuations.silence_s_max, http.legs.linger_s),
         # Looked up when it is needed.
-        "later": (edge._settings.listen.drain_s, edge._settings.upstream.drain_migrate_after_s),
+        "later": (http._settings.listen.drain_s, http._settings.upstream.drain_migrate_after_s),
         "at the end": router.reloader.settings.listen.lame_duck_s,
         "between looks": router.reloader.settings.listen.file_watch_interval_s,
     }

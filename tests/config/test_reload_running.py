@@ -75,7 +75,7 @@ async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: 
             await router.set(second, **settings)
             while set(app.router.fleet.members) != {second}:
                 await asyncio.sleep(0.001)
-            await app.hub.probe_now()
+            await app.control.probe_now()
             assert app.router.fleet.ready()
             trusting = ssl.create_default_context(cafile=ca)
             trusting.load_cert_chain(ours)
@@ -83,8 +83,8 @@ async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: 
                 async with client.post(app.url + CHAT, json=body(), headers=headers, ssl=trusting) as response:
                     assert response.status == status
             assert engine.seen[-1].headers["authorization"] == "Bearer key-1"
-            assert app.edge._desk._asking_tls is not None
-            assert app.edge._desk._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
+            assert app.http._desk._asking_tls is not None
+            assert app.http._desk._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
             for number, status in ((1, 200), (0, 401)):
                 bearer = {"Authorization": f"Bearer admin-token-{number:04}"}
                 async with client.get(app.admin_url + "/metrics", headers=bearer) as response:
@@ -110,7 +110,7 @@ async def test_a_file_that_goes_meanwhile(
         write(tmp_path / "file", engine, **settings, upstream__retries_max=7)
         checked = load(tmp_path / "file")
         (tmp_path / gone).unlink()
-        await Reloader(checked, lambda: checked, router.app.reload, router.app.hub.count_reload).reload()
+        await Reloader(checked, lambda: checked, router.app.reload, router.app.control.count_reload).reload()
         assert in_force(router) == before
         (said,) = [record for record in caplog.records if record.getMessage() == REFUSED]
         assert "No such file" in vars(said)["fields"]["problem"]
@@ -177,7 +177,7 @@ async def test_a_replica_that_is_taken_out_finishes(
         assert len(engine.seen) == 1
         while not idle(router.app):
             await asyncio.sleep(0)
-        assert engine.url not in router.app.edge.upstream._pools
+        assert engine.url not in router.app.http.upstream._pools
 
 
 @pytest.mark.promise("Broken settings never take effect, not in part.", "admin")
@@ -285,7 +285,7 @@ async def test_what_needs_a_restart_is_said_and_kept(
         await router.set(
             engine, listen__port=1, routing__policy="round_robin", upstream__retries_max=7, admin__token="s3cret" * 4
         )
-        assert router.app.edge.proxy._attempts.limits.retries_max == 7
+        assert router.app.http.proxy._attempts.limits.retries_max == 7
         assert router.reloader.settings.listen.port == 0
         (kept,) = [r for r in caplog.records if r.getMessage() == "changed settings need a restart"]
         assert (kept.levelno, vars(kept)["fields"]) == (

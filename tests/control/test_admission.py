@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from router.core.placement.policies import POLICIES
 from router.core.types.requests import Priority
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, half_then_waits, idle, mute, running, settings, silent
 from tests.support.patient import Patient
 
@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 def queued(app: RouterServer) -> int:
     """Requests that wait."""
-    return sum(app.hub.admission.count_queued()[0].values())
+    return sum(app.control.admission.count_queued()[0].values())
 
 
 async def until(app: RouterServer, waiting: int) -> None:
@@ -71,7 +71,7 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         assert 'warmroute_queue_seconds_count{model="m"} 1.0' in text
         assert 'warmroute_queued_requests{model="m",priority="normal"} 0.0' in text
         overhead = re.search(r"^warmroute_overhead_seconds_sum (\S+)$", text, re.MULTILINE)
-        records = [(each.overhead_s or 0.0, each.queued_s, each.duration_s) for each in app.hub.pages.decisions]
+        records = [(each.overhead_s or 0.0, each.queued_s, each.duration_s) for each in app.control.pages.decisions]
         async with client.get(app.admin_url + "/admin/decisions") as response:
             newest = (await response.json())["decisions"][0]
         assert newest["queued_s"] >= 0.9
@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, eng
         engine.go_on.set()
         assert [(await each)[0] for each in (first, stays)] == [200, 200]
         assert len(engine.seen) == 2
-        assert app.hub.admission.count_queued() == (dict.fromkeys(Priority, 0), 0)
+        assert app.control.admission.count_queued() == (dict.fromkeys(Priority, 0), 0)
         assert idle(app)
 
 
@@ -191,14 +191,14 @@ async def test_who_is_held_goes_as_soon_as_that_is_better(
     async with running(engine) as app:
         held = asyncio.create_task(asked(client, app, stream=stream))
         await until(app, 1)
-        assert app.hub.admission.count_queued()[1] > 0
+        assert app.control.admission.count_queued()[1] > 0
         assert 'warmroute_queued_requests{model="m",priority="normal"} 1.0' in await page(client, app)
         assert not engine.seen
         patient.hold = False
         assert (await held)[0] == 200
         async with client.get(app.admin_url + "/admin/decisions") as response:
             assert (await response.json())["decisions"][0]["queued_s"] > 0
-        assert app.hub.admission.count_queued() == (dict.fromkeys(Priority, 0), 0)
+        assert app.control.admission.count_queued() == (dict.fromkeys(Priority, 0), 0)
         assert idle(app)
 
 
@@ -265,7 +265,7 @@ async def test_who_is_held_does_not_mind_a_rest(client: ClientSession, engine: F
         held = asyncio.create_task(asked(client, app))
         await until(app, 1)
         patient.hold = False
-        app.hub.placer.set_cooldown(engine.url, 200.0)
+        app.control.placer.set_cooldown(engine.url, 200.0)
         await asyncio.sleep(0.4)  # a tick
         assert queued(app) == 1
         app.router.fleet.members[engine.url].rest_until_s = 0.0
@@ -278,6 +278,6 @@ async def test_a_router_that_ends_lets_them_go(client: ClientSession, engine: Fa
     async with running(engine) as app:
         held = asyncio.create_task(asked(client, app))
         await until(app, 1)
-        app.hub.drain()
+        app.control.drain()
         async with asyncio.timeout(60):
             assert (await held)[0] == 200

@@ -103,5 +103,5 @@ async def test_who_refuses_is_looked_at_again_at_once(
         while engine.url in {member.id for member in app.router.fleet.ready()}:
             assert await ask(client, app.url) == (200, other.url)
         async with FakeEngine(port=engine.port):
-            app.hub.prober.probe_soon(engine.url)
+            app.control.prober.probe_soon(engine.url)
             await until(lambda: engine.url in {member.id for member in app.router.fleet.ready()})

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from router.control.replica_lifecycle import EVENTS_DOWN_S
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, running
 from tests.support.waiting import until
 
@@ -19,10 +19,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 async def down_for(app: RouterServer, seconds: float) -> None:
     """As the router looks once a second, at a time when the stream has been down for so long."""
-    (follower,) = app.hub.events._followers.values()  # type: ignore[union-attr]
+    (follower,) = app.control.events._followers.values()  # type: ignore[union-attr]
     await until(lambda: follower.down_since_s is not None)
     assert follower.down_since_s is not None
-    app.hub.roster.look_for_lost_events(follower.down_since_s + seconds)
+    app.control.lifecycle.look_for_lost_events(follower.down_since_s + seconds)
 
 
 async def test_a_stream_that_is_down_beside_a_ready_replica_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -32,10 +32,10 @@ async def test_a_stream_that_is_down_beside_a_ready_replica_is_named_once(caplog
         with caplog.at_level(logging.WARNING):
             await down_for(app, EVENTS_DOWN_S - 1)
             assert not lines(caplog)
-            app.hub.router.observe_health(engine.url, False, "connection refused", proof=True)
+            app.control.router.observe_health(engine.url, False, "connection refused", proof=True)
             await down_for(app, EVENTS_DOWN_S)
             assert not lines(caplog)
-            await app.hub.probe_now()
+            await app.control.probe_now()
             for _ in range(3):
                 await down_for(app, EVENTS_DOWN_S + 1)
         (found,) = lines(caplog)

@@ -32,8 +32,8 @@ async def test_a_lame_duck_serves_and_says_close() -> None:
             client.ask(post(CHAT, ASKED))
             assert b"connection" not in (await client.answer()).headers
         app.lame_duck()
-        app.edge._server._sweep()
-        assert len(app.edge._server.clients) == 3
+        app.http._server._sweep()
+        assert len(app.http._server.clients) == 3
         fresh = [await connect(app.url) for _ in range(3)]
         for client, n in [*((client, 1) for client in kept[:2]), *((client, 0) for client in fresh[:2])]:
             client.ask(post(CHAT, ASKED))
@@ -62,16 +62,16 @@ async def test_a_lame_duck_is_not_ready(client: ClientSession, engine: FakeEngin
                 assert 'warmroute_in_flight_requests{model="m"} 1.0' in await page.text()
         engine.go_on.set()
         assert b"[DONE]" in await stream.read()
-        while app.edge.in_flight:
+        while app.http.in_flight:
             await asyncio.sleep(0)
         async with client.get(app.admin_url + "/metrics") as page:
             assert 'warmroute_in_flight_requests{model="m"} 0.0' in await page.text()
 
 
 async def test_readiness_needs_no_hub(client: ClientSession, engine: FakeEngine) -> None:
-    """An edge that is told so says 503 by itself, whatever its hub would say."""
+    """A frontend as a lame duck answers 503 by itself, whatever its control plane reports."""
     async with running(engine) as app:
-        app.edge.lame_duck()
+        app.http.lame_duck()
         assert (await client.get(app.url + "/readyz")).status == 503
         assert (await client.get(app.admin_url + "/readyz")).status == 200
 
@@ -90,13 +90,13 @@ async def test_what_is_cut_by_the_drain_says_so(client: ClientSession, engine: F
     assert json.loads(await refused.read())["error"]["code"] == "drained"
     *_, last = (await stream.read()).removesuffix(b"\n\n").split(b"\n\n")
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "drained"
-    rows = app.hub.pages.decisions
+    rows = app.control.pages.decisions
     assert sorted((row.status, row.ending, row.error) for row in rows) == [
         (200, "drained", "drained"),
         (503, "drained", "drained"),
     ]
     member = app.router.fleet.members[engine.url]
-    assert (app.edge.in_flight, len(member.leases), member.breaker.failures) == (0, 0, 0)
+    assert (app.http.in_flight, len(member.leases), member.breaker.failures) == (0, 0, 0)
 
 
 async def test_who_left_before_the_cut_has_left(client: ClientSession, engine: FakeEngine) -> None:
@@ -106,7 +106,7 @@ async def test_who_left_before_the_cut_has_left(client: ClientSession, engine: F
         waiting = asyncio.ensure_future(client.post(app.url + CHAT, json=BODY))
         await engine.at_work.wait()
         asyncio.get_running_loop().call_later(0.05, waiting.cancel)
-    assert [(row.status, row.ending) for row in app.hub.pages.decisions] == [(499, "client_left")]
+    assert [(row.status, row.ending) for row in app.control.pages.decisions] == [(499, "client_left")]
 
 
 async def test_a_second_signal_does_not_wait(client: ClientSession, engine: FakeEngine) -> None:
@@ -139,7 +139,7 @@ async def test_who_has_just_connected_may_ask(monkeypatch: pytest.MonkeyPatch, e
         (new, asks), (old, asked) = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         asked.write(page)
         assert (await old.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
-        draining = asyncio.create_task(app.edge._server.drain())
+        draining = asyncio.create_task(app.http._server.drain())
         assert await old.read() == b""
         asks.write(page)
         assert (await new.read()).startswith(b"HTTP/1.1 200")
@@ -160,10 +160,10 @@ async def test_who_was_not_told_may_ask_at_once(
         client = await connect(app.url)
         client.ask(post(CHAT, json.dumps(BODY).encode()))
         await engine.at_work.wait()
-        while app.edge._server.clients and not client.answers:
+        while app.http._server.clients and not client.answers:
             await asyncio.sleep(0)
         app.lame_duck()
-        draining = asyncio.create_task(app.edge._server.drain()) if drained else None
+        draining = asyncio.create_task(app.http._server.drain()) if drained else None
         await asyncio.sleep(0.2 if drained else 0)  # the drain has closed whom it closes at its beginning
         engine.go_on.set()
         assert (await client.answer()).whole

@@ -21,7 +21,7 @@ from router.core.types.replicas import Replica
 from router.engines.discovery import Status
 from router.http.failures import ReplicaRemoved
 from router.http.upstream import EngineLimits, Upstream
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, settings
@@ -67,7 +67,7 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
                 await stream.read()
             first.go_on.clear()
             first.at_work.clear()
-            (pool,) = app.edge.upstream._pools.values()
+            (pool,) = app.http.upstream._pools.values()
             await until(lambda: len(pool._free) == 2)
             first.script.append(half_then_waits)
             stream = await client.post(app.url + CHAT, json=body())
@@ -84,10 +84,10 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
                 await response.read()
             first.go_on.set()
             assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-            await until(lambda: app.edge.in_flight == 0)
+            await until(lambda: app.http.in_flight == 0)
             assert idle(app)
-            assert app.hub.admission._admission._open == {}
-            text = app.hub.metrics.page().decode()
+            assert app.control.admission._admission._open == {}
+            text = app.control.metrics.page().decode()
             labels = f'model="m",name="ns/b",namespace="ns",node="",pod="b",replica="{first.url}",version="0.32.0"'
             assert f'warmroute_replica_info{{engine="fake",{labels}}} 1.0' in text
             assert "ns/a" not in text
@@ -111,8 +111,8 @@ async def test_two_engines_one_after_the_other(client: ClientSession, told: Told
                 told.say(Replica(second.url, "uid-2", "ns/renamed", "node-7"))
                 await until(lambda: app.router.fleet.members[second.url].replica.name)
                 assert app.router.fleet.ready(), "other facts of the same engine change nothing else"
-                assert app.hub.events is not None
-                assert app.hub.events._followers[second.url].replica.name == "ns/renamed"
+                assert app.control.events is not None
+                assert app.control.events._followers[second.url].replica.name == "ns/renamed"
                 async with client.post(app.url + CHAT, json={**body(), "model": "other"}) as response:
                     assert predicted(response) > 0
                     await response.read()
@@ -130,8 +130,8 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
                 engine.script.append(half_then_waits)
             streams = [await client.post(app.url + CHAT, json=body()) for _ in range(2)]
             await asyncio.gather(stays.at_work.wait(), leaves.at_work.wait())
-            app.hub.count_attempt_failure(leaves.url, "connect")
-            assert leaves.url in app.hub.metrics.page().decode()
+            app.control.count_attempt_failure(leaves.url, "connect")
+            assert leaves.url in app.control.metrics.page().decode()
             told.say(both[0])
             await until(lambda: leaves.url not in app.router.fleet.members)
             for _ in range(4):
@@ -143,9 +143,9 @@ async def test_who_leaves_gets_nothing_more(client: ClientSession, told: Told) -
                 engine.go_on.set()
             for stream in streams:
                 assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-            await until(lambda: app.edge.in_flight == 0)
-            app.hub.count_attempt_failure(leaves.url, "connect")
-            assert leaves.url not in app.hub.metrics.page().decode()
+            await until(lambda: app.http.in_flight == 0)
+            app.control.count_attempt_failure(leaves.url, "connect")
+            assert leaves.url not in app.control.metrics.page().decode()
             assert idle(app)
 
 
@@ -175,7 +175,7 @@ async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: 
                     assert response.status == 200
                     await response.read()
             assert (len(stays.seen), len(busy.seen)) == (5, 1)
-            async with client.get(app.hub.admin_url + "/admin/replicas") as page:
+            async with client.get(app.control.admin_url + "/admin/replicas") as page:
                 rows = {row["id"]: row for row in (await page.json())["replicas"]}
             assert (rows[busy.url]["ready"], rows[busy.url]["why"]) == (False, "not ready according to discovery")
             for engine in (stays, busy):
@@ -195,7 +195,7 @@ async def test_not_ready_for_a_while(client: ClientSession, told: Told, listed: 
 
 def once_placed(app: RouterServer, url: str, act: Callable[[], object]) -> list[Lease]:
     """Act whenever a request was placed on that replica. Returns their leases, as they come."""
-    place, taken = app.hub.placer.place, list[Lease]()
+    place, taken = app.control.placer.place, list[Lease]()
 
     async def then_act(*asked: Any) -> Any:
         placed = await place(*asked)
@@ -204,7 +204,7 @@ def once_placed(app: RouterServer, url: str, act: Callable[[], object]) -> list[
             act()
         return placed
 
-    app.hub.placer.place = then_act  # type: ignore[method-assign]  # for this test alone
+    app.control.placer.place = then_act  # type: ignore[method-assign]  # for this test alone
     return taken
 
 
@@ -219,14 +219,14 @@ async def test_a_request_whose_replica_left_before_it_was_sent(
         both = Replica(stays.url, "1"), Replica(leaves.url, "2")
         async with routing(told, *both, routing__policy="round_robin", upstream__retries_max=0) as app:
             after = [replace(both[1], ready=False)] if stays_known else []
-            taken = once_placed(app, leaves.url, lambda: app.hub.roster.replace(frozenset([both[0], *after])))
+            taken = once_placed(app, leaves.url, lambda: app.control.lifecycle.replace(frozenset([both[0], *after])))
             for _ in range(2):
                 async with client.post(app.url + CHAT, json=body()) as response:
                     assert response.status == 200
                     await response.read()
             assert len(taken) == 1
             assert (len(stays.seen), len(leaves.seen)) == (2, 0)
-            assert not any(record.retries for record in app.hub.pages.decisions)
+            assert not any(record.retries for record in app.control.pages.decisions)
             await until(lambda: idle(app))
 
 
@@ -238,17 +238,17 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
         both = Replica(stays.url, "1"), Replica(leaves.url, "2")
         none = {"upstream__retries_max": 0, "upstream__retry_ratio": 0.0, "upstream__retry_floor_per_s": 0.0}
         async with routing(told, *both, routing__policy="round_robin", **none) as app:
-            app.edge._budget.tokens = 0.0
+            app.http._budget.tokens = 0.0
             # A connection takes a turn of the loop at least, and what is called soon comes first in the next.
             soon = asyncio.get_running_loop().call_soon
-            taken = once_placed(app, leaves.url, lambda: soon(app.hub.roster.replace, frozenset(both[:1])))
+            taken = once_placed(app, leaves.url, lambda: soon(app.control.lifecycle.replace, frozenset(both[:1])))
             for _ in range(2):
                 async with client.post(app.url + CHAT, json=body()) as response:
                     assert (response.status, await response.read()) == (200, b"".join(events()))
             assert len(taken) == 1
             assert (len(stays.seen), len(leaves.seen)) == (2, 0)
-            assert [kind for record in app.hub.pages.decisions for kind, _ in record.retries] == ["left"]
-            assert app.edge._budget.tokens == 0.0
+            assert [kind for record in app.control.pages.decisions for kind, _ in record.retries] == ["left"]
+            assert app.http._budget.tokens == 0.0
             await until(lambda: idle(app))
 
 
@@ -284,7 +284,7 @@ async def test_pages_say_where_replicas_come_from(client: ClientSession, told: T
             fresh = {"fresh": True, "why": "", "stale_s": 0.0, "errors": 0, "replicas": 1}
             stale = {"fresh": False, "why": "403: list pods", "stale_s": 7.5, "errors": 3, "replicas": 1}
             assert page["discovery"] == {"static": fresh, "told": stale}
-            lines = app.hub.metrics.page().decode().splitlines()
+            lines = app.control.metrics.page().decode().splitlines()
             for source, *values in (("static", 1.0, 0.0, 1.0, 0.0), ("told", 0.0, 7.5, 1.0, 3.0)):
                 for name, value in zip(("fresh", "stale_seconds", "replicas", "errors_total"), values, strict=True):
                     assert f'warmroute_discovery_{name}{{source="{source}"}} {value}' in lines
@@ -311,11 +311,11 @@ async def test_readiness_without_a_list(client: ClientSession, told: Told, caplo
     source = {"discovery__source": "dns", "discovery__dns_name": "vllm.svc", "discovery__port": 8000}
     async with FakeEngine() as engine:
         async with RouterServer(settings(**source)) as app:
-            assert not app.hub.discovered.is_set()
+            assert not app.control.discovered.is_set()
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 503
             told.say(Replica(engine.url))
-            await until(app.hub.discovered.is_set)
+            await until(app.control.discovered.is_set)
             await until(app.router.fleet.ready)
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 200

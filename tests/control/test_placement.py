@@ -131,12 +131,12 @@ async def test_of_two_models_one_is_down(client: ClientSession) -> None:
             small.healthy = False
             async with asyncio.timeout(60):
                 while len(app.router.ready()) > 1:
-                    await app.hub.probe_now()
+                    await app.control.probe_now()
             statuses = []
             for model in ("large", "small", "nobody's"):
                 async with client.post(app.url + CHAT, json={"model": model, "messages": []}) as response:
                     statuses.append(response.status)
-            page = app.hub.metrics.page().decode()
+            page = app.control.metrics.page().decode()
     assert statuses == [200, 503, 404]
     assert f'warmroute_requests_total{{model="small",route="{CHAT}",status="503"}} 1.0' in page
     assert f'warmroute_requests_total{{model="none",route="{CHAT}",status="404"}} 1.0' in page

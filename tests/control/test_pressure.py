@@ -12,7 +12,7 @@ import pytest
 
 import router.http.upstream
 from router.http.exchange import UpstreamResponse
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, proxied, settled
 from tests.support.fakes import running
 from tests.support.recorded import SSE, head
@@ -68,7 +68,7 @@ class Source:
     def look(self) -> None:
         """How much the router keeps."""
         assert self.app is not None
-        self.kept_max = max(self.kept_max, *(each.unread_bytes for each in self.app.edge._server.clients))
+        self.kept_max = max(self.kept_max, *(each.unread_bytes for each in self.app.http._server.clients))
 
 
 async def asks_and_does_not_read(app: RouterServer, raw: bytes, *methods: str) -> Client:
@@ -170,7 +170,7 @@ async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPa
     """However long a client does not read, its answer does not time out."""
     monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     async with stalled("chunk by chunk", monkeypatch) as (_, app, client):
-        (answer,) = app.edge.upstream._answers
+        (answer,) = app.http.upstream._answers
         looked, silent_since = 0, UpstreamResponse.silent_since
 
         def looks(self: UpstreamResponse, now_s: float) -> float:
@@ -182,7 +182,7 @@ async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(UpstreamResponse, "silent_since", looks)
         while looked < 3:
             await asyncio.sleep(0)
-        app.edge.on_replica_unreachable(answer.replica)
+        app.http.on_replica_unreachable(answer.replica)
         client.transport.resume_reading()
         assert (await client.answer()).whole
 
@@ -202,7 +202,7 @@ async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> Non
         client = await asks_and_does_not_read(app, asked * count, *["POST"] * count)
         await stalls(engine)
         assert len(engine.seen) < count // 2
-        (server_side,) = app.edge._server.clients
+        (server_side,) = app.http._server.clients
         assert server_side.unread_bytes < 3 << 20
         client.transport.resume_reading()
         await client.answer(count - 1)
@@ -224,7 +224,7 @@ async def test_stopping_does_not_wait_for_it() -> None:
             await stalls(engine)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not app.edge._server.clients
+        assert not app.http._server.clients
         client.transport.resume_reading()
         await client.lost.wait()
         assert not client.answers[0].whole

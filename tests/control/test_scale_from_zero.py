@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.core.types.replicas import Replica
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
 from tests.support.fakes import FakeEngine, settings
@@ -42,7 +42,7 @@ async def test_a_router_without_replicas_is_ready_where_that_is_wanted(
     async with RouterServer(settings(discovery__scale_from_zero=allowed)) as app, FakeEngine() as engine:
         assert await status(client, app.url + "/readyz") == 503, "nothing is known yet"
         told.say()
-        await until(app.hub.discovered.is_set)
+        await until(app.control.discovered.is_set)
         for url in (app.url, app.admin_url):
             assert await status(client, url + "/readyz") == expected
         assert await refused(client, app, "none") == 0
@@ -52,13 +52,13 @@ async def test_a_router_without_replicas_is_ready_where_that_is_wanted(
         assert await refused(client, app, "none") == 1
         engine.healthy = False
         told.say(Replica(engine.url))
-        await until(lambda: app.hub.router.members)
+        await until(lambda: app.control.router.members)
         assert await status(client, app.url + "/readyz") == expected
         engine.healthy = True
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert await status(client, app.url + "/readyz") == 200
         assert await refused(client, app, "m") == 0
-        app.hub.drain()
+        app.control.drain()
         assert await status(client, app.url + "/readyz") == 503
 
 
@@ -69,7 +69,7 @@ async def test_replicas_that_are_listed_are_looked_at_first(client: ClientSessio
         told.say(Replica(engine.url))
         while not seen or seen[-1] != 200:
             seen.append(await status(client, app.url + "/readyz"))
-            assert seen[-1] == 503 or app.hub.router.usable()
+            assert seen[-1] == 503 or app.control.router.usable()
 
 
 async def asked(client: ClientSession, app: RouterServer, model: str | None) -> int:
@@ -87,23 +87,23 @@ async def test_each_model_of_several_is_counted_by_its_name(client: ClientSessio
     async with RouterServer(declared) as app, FakeEngine() as engine, FakeEngine(models=("b",)) as other:
         engine.rows = [{"id": "m", "owned_by": "vllm"}, {"id": "lora", "parent": "m", "owned_by": "vllm"}]
         told.say(Replica(engine.url), Replica(other.url))
-        await until(lambda: len(app.hub.router.members) == 2)
-        await app.hub.probe_now()
+        await until(lambda: len(app.control.router.members) == 2)
+        await app.control.probe_now()
         assert [await refused(client, app, model) for model in ("new", "m", "b")] == [0, 0, 0]
         assert [await asked(client, app, model) for model in ("new", "m", "lora", "b", "gpt")] == [
             *(503, 200, 200, 200, 404),
         ]
         told.say(Replica(other.url))
-        await until(lambda: len(app.hub.router.members) == 1)
+        await until(lambda: len(app.control.router.members) == 1)
         assert [await asked(client, app, model) for model in ("m", "lora", "b", "gpt")] == [503, 503, 200, 404]
         told.say()
-        await until(lambda: not app.hub.router.members)
+        await until(lambda: not app.control.router.members)
         assert [await asked(client, app, model) for model in ("new", "m", "b", "gpt", None)] == [503] * 5
         counted = {model: await refused(client, app, model) for model in ("new", "m", "b", "none")}
         assert counted == {"new": 2, "m": 3, "b": 1, "none": 2}, "an adapter counts for its base model"
         told.say(Replica(engine.url))
-        await until(lambda: app.hub.router.members)
-        await app.hub.probe_now()
+        await until(lambda: app.control.router.members)
+        await app.control.probe_now()
         assert await asked(client, app, "m") == 200
         assert await refused(client, app, "m") == 3
 
@@ -112,8 +112,8 @@ async def test_a_model_that_was_unloaded_does_not_exist(client: ClientSession, t
     """Its replica is there still, and lists it no more."""
     async with RouterServer(settings(discovery__scale_from_zero=True)) as app, FakeEngine(models=("m", "b")) as engine:
         told.say(Replica(engine.url))
-        await until(lambda: app.hub.router.members)
-        await app.hub.probe_now()
+        await until(lambda: app.control.router.members)
+        await app.control.probe_now()
         engine.models = ("m",)
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert await asked(client, app, "b") == 404

@@ -16,7 +16,7 @@ from router.control.snapshot_file import MAGIC, read_chunks, write_chunks
 from router.core.kv_events.event_state_codec import UnreadableState
 from router.core.peer_sync.snapshot_format import VERSION, StateEnd, StateOrigin, encode_piece
 from router.core.types.placements import Confidence
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.control.warm_fleet import Conversations, fleet, share
 from tests.support import fakes
 from tests.support.waiting import until
@@ -155,11 +155,11 @@ async def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog
         with caplog.at_level(logging.INFO):
             async with RouterServer(settings(engine.url, file=file, snapshot__interval_s=0.05)) as app:
                 await ready(client, app)
-                assert app.hub.state is not None
-                await until(lambda: app.hub.state and app.hub.state.figures().files["failed"] >= 3)
+                assert app.control.state is not None
+                await until(lambda: app.control.state and app.control.state.figures().files["failed"] >= 3)
                 assert "No such file" in (await state(client, app))["failing"]
                 file.parent.mkdir()
-                await until(lambda: app.hub.state and app.hub.state.figures().files["ok"])
+                await until(lambda: app.control.state and app.control.state.figures().files["ok"])
                 assert not (await state(client, app))["failing"]
     lines = [line for line in caplog.records if getattr(line, "event", "") == "state_not_written"]
     assert len(lines) == 1

@@ -18,7 +18,7 @@ from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettin
 from loadtest.fake_engine.step import Limits
 from loadtest.fake_engine.zoo.member import DENSE, Member
 from router.core.types.placements import Confidence
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support import fakes
 
 BLOCK = 16
@@ -59,7 +59,7 @@ async def replicas(
 async def routing(*urls: str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that has found out what there is to find out."""
     async with RouterServer(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides)) as app:
-        await app.hub.probe_now()
+        await app.control.probe_now()
         yield app
 
 
@@ -72,11 +72,11 @@ async def graded(app: RouterServer, grade: Confidence) -> None:
 
 async def caught_up(app: RouterServer, engines: Engines) -> None:
     """Return when the engines have nothing to do, and what they published has been heard."""
-    assert app.hub.events is not None
+    assert app.control.events is not None
     published = dict(zip(engines.urls, engines._publishers, strict=True))
     async with asyncio.timeout(60):
         while any(each.model.running_n or each.model.waiting_n for each in engines.replicas) or any(
-            stats.last_seq < published[url]._seq - 1 for url, stats in app.hub.events.stats().items()
+            stats.last_seq < published[url]._seq - 1 for url, stats in app.control.events.stats().items()
         ):
             await asyncio.sleep(0.01)
 

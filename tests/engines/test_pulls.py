@@ -23,7 +23,7 @@ from router.core.types.replicas import Replica
 from router.engines.p2p_prober import P2pProber, accepts_zmtp
 from router.extproc.request_body import STREAMED
 from router.extproc.response_tracker import UNANSWERED_REQUESTS_MAX
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.extproc.asking import asking, destinations, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
@@ -57,7 +57,7 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, RouterServer]
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
         more = {"p2p__endpoints": tuple(named), "p2p__gb_per_s": 1_000.0, **overrides}
         async with RouterServer(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
-            await app.hub.probe_now()
+            await app.control.probe_now()
             async with asyncio.timeout(60):
                 while any(member.grade is not Confidence.EXACT for member in app.router.members):
                     await asyncio.sleep(0.01)
@@ -152,7 +152,7 @@ async def test_a_stalled_pull_is_sent_again_without() -> None:
         engines.peers.leave(engines.addresses[engines.urls.index(holder)])
         headers, _ = await _ask(app.url, prompt)
         assert headers[REASON] == "retry"
-        (kind, replica), *more = app.hub.pages.decisions[-1].retries
+        (kind, replica), *more = app.control.pages.decisions[-1].retries
         assert (kind, replica, more) == ("pull", other, [])
         members = app.router.fleet.members
         assert (members[other].breaker.failures, members[holder].breaker.failures) == (0, 0)
@@ -244,8 +244,8 @@ async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
             assert SOURCE in set_headers(await it.pick(_body(prompts[1]), path=COMPLETIONS))
             await it.answer()
             await it.hear()
-            assert app.gateway._parts.asked == 1
-            app.gateway._parts.asked = UNANSWERED_REQUESTS_MAX  # as after so many answers that were asked for in vain
+            assert app.extproc._parts.asked == 1
+            app.extproc._parts.asked = UNANSWERED_REQUESTS_MAX  # as after so many answers that were asked for in vain
             async with asking(app) as other:
                 assert SOURCE not in set_headers(await other.pick(_body(prompts[2]), path=COMPLETIONS))
         assert holder in app.router.fleet.pulls.sources(asyncio.get_running_loop().time())

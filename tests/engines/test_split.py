@@ -1,4 +1,5 @@
-"""Roles, handshakes and pairs as a hub finds them, and whole requests in two legs by the Router's own choice."""
+"""Roles, handshakes and pairs as a control plane finds them, and whole requests in two legs by the Router's own choice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from router.engines.kv_connectors import KvConnectorProber
 from router.engines.pair_warmup import PairWarmer
 from router.extproc import stream_handler
 from router.ingress.gateway_rules import FORGEABLE
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.core.placement.paired import PairedFleet
 from tests.extproc.asking import asking, set_headers
 from tests.support import fakes
@@ -117,7 +118,7 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: KvConnect
             headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-reason"] == "retry"
         assert headers["x-warmroute-prefill-replica"] == engines.urls[1 - guilty[0]]
-        (kind, replica), *more = app.hub.pages.decisions[-1].retries
+        (kind, replica), *more = app.control.pages.decisions[-1].retries
         assert (kind.startswith("prefill_"), replica, more) == (True, engines.urls[guilty[0]], [])
         member = app.router.fleet.members[engines.urls[2]]
         assert member.breaker.failures == 0
@@ -143,7 +144,7 @@ async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(hands
             headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-replica"] == engines.urls[1]
         assert "x-warmroute-prefill-replica" not in headers
-        assert app.hub.pages.decisions[-1].retries == (("blocks", engines.urls[1]),)
+        assert app.control.pages.decisions[-1].retries == (("blocks", engines.urls[1]),)
 
 
 async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
@@ -159,9 +160,9 @@ async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
         assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
         both = fakes.FakeEngine(models=("sim",), owned_by="sglang")
         async with both:
-            app.hub.replicas.add(both.url)
+            app.control.replicas.add(both.url)
             await until(lambda: any(m.id == both.url for m in app.router.members))
-            await app.hub.probe_now()
+            await app.control.probe_now()
             body = {"model": "sim", "prompt": "two", "n": 2}
             async with ClientSession() as client, client.post(app.url + COMPLETIONS, json=body) as response:
                 assert (response.status, response.headers["x-warmroute-replica"]) == (200, both.url)
@@ -195,7 +196,7 @@ async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -
 async def test_nothing_is_split_without_a_handshake() -> None:
     """Roles mean nothing then, and nobody looks for hands."""
     async with fakes.FakeEngine() as engine, fakes.running(engine) as app:
-        assert app.hub.roster._hands is None
+        assert app.control.lifecycle._hands is None
         assert [member.replica.role for member in app.router.members] == [Role.BOTH]
         assert not app.router.fleet.legs.hands
         assert await _split_page(app) is None

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.core.types.disagg_types import KvConnector
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support import fakes
 from tests.support.splitting import hub_fleet, warm_pairs
 from tests.support.waiting import until
@@ -44,6 +44,6 @@ async def test_roles_and_pairs_are_told(handshake: KvConnector) -> None:
 async def test_without_roles_nothing_is_told() -> None:
     """A replica that does everything for itself has the role of all, no handshake and no address."""
     async with fakes.FakeEngine() as engine, RouterServer(fakes.settings(engine.url)) as app:
-        await app.hub.probe_now()
+        await app.control.probe_now()
         (row,) = await rows(app)
         assert (row["role"], row["split"], row["pull_address"]) == ("both", None, None)

@@ -84,7 +84,7 @@ async def test_asleep() -> None:
         assert not member.ready
         async with ClientSession(engines.urls[0]) as session, session.post("/wake_up"):
             pass
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert member.ready
 
 
@@ -93,12 +93,12 @@ async def test_processes() -> None:
     several = MEMBERS["vllm-processes"]
     async with replicas(1, events=False, member=several) as engines, routing(*engines.urls) as app:
         for _ in range(3):
-            await app.hub.probe_now()
+            await app.control.probe_now()
         async with ClientSession() as client:
             for n in range(4):
                 _, predicted, actual, *_ = await ask(client, app, COMPLETIONS, {"prompt": "river " * 200})
                 assert (predicted > 0) == (actual > 0), n
-                await app.hub.probe_now()
+                await app.control.probe_now()
 
 
 async def test_a_full_queue() -> None:

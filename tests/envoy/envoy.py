@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.common.envoy import EnvoyMode, FrontEnvoy, run_envoy
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.envoy import install
 from tests.extproc.asking import picking
 from tests.support.fakes import FakeEngine
@@ -46,7 +46,7 @@ async def behind(
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(count)]
         app = await stack.enter_async_context(picking(*engines, **settings))
         ports = [engine.port for engine in engines]
-        envoy = await stack.enter_async_context(front(folder, app.gateway.port, ports, mode))
+        envoy = await stack.enter_async_context(front(folder, app.extproc.port, ports, mode))
         yield envoy, app, engines
 
 

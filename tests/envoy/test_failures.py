@@ -119,8 +119,8 @@ async def test_a_dead_replica_is_walked_past_and_the_lease_moves(tmp_path: Path,
         assert statuses == [200] * 12
         assert moved
         assert dead.url not in moved
-        await until(lambda: len(app.hub.history.recent) == 12)
-        kinds = {each for record in app.hub.history.recent for each in record.retries}
+        await until(lambda: len(app.control.history.recent) == 12)
+        kinds = {each for record in app.control.history.recent for each in record.retries}
         assert kinds == {("fallback", dead.url)}
         assert not any(member.leases for member in app.router.members)
         assert app.router.member(dead.url).breaker.failures or app.router.member(dead.url).breaker.backoff_s  # type: ignore[union-attr]  # it is there
@@ -220,7 +220,7 @@ async def test_two_pickers_decide_alike(tmp_path: Path, engine: FakeEngine, othe
                 folder = tmp_path / str(n)
                 folder.mkdir()
                 ports = [engine.port, other.port]
-                fronts.append(await stack.enter_async_context(front(folder, app.gateway.port, ports)))
+                fronts.append(await stack.enter_async_context(front(folder, app.extproc.port, ports)))
             homes = []
             async with aiohttp.ClientSession() as client:
                 for each in fronts:

@@ -1,4 +1,4 @@
-"""Through Envoy and the picker a fleet's caches are found as well as through the edge."""
+"""Through Envoy and the picker a fleet's caches are found as well as through the proxy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.figures import figure
 
 PATIENCE_S = 120.0  # wall seconds that a client waits, since a busy machine is no failure
 
-# Share of the edge's hits that there must be on a machine that is busy with other things, of a workload most of whose
+# Share of the proxy's hits that there must be on a machine that is busy with other things, of a workload most of whose
 # tokens can be found: of one with a tenth, the same part of a run has twice as many hits at one time as at another.
 FOUND_MIN, FOUND_OF = 0.7, 0.5
 
@@ -23,7 +23,7 @@ FOUND_MIN, FOUND_OF = 0.7, 0.5
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=lambda workload: workload.replay.workload)
 async def test_hits_are_those_of_the_edge(workload: DemoWorkload) -> None:
     """The demo's workloads, a part of each: caches are found through Envoy, though no answer is seen but a sample. How
-    many hits are lost beside the edge, and the ninetieth percentile of first tokens, depend on what else the machine
+    many hits are lost beside the proxy, and the ninetieth percentile of first tokens, depend on what else the machine
     does: evidence judges them, of the whole by `python -m loadtest faces`, and the suite exactly, in virtual time
     (tests/loadtest/simulate/test_unseen.py)."""
     part = workload.replace_replay(requests_max=160, output_tokens_max=64, time_scale=20.0, timeout_s=PATIENCE_S * 20.0)

@@ -79,7 +79,7 @@ async def test_the_lease_is_back_when_the_client_leaves(tmp_path: Path) -> None:
                 task.cancel()
                 await until(lambda: not member.leases)
                 figure("gateway_lease_back_behind_envoy_ms", 50.0, (time.monotonic() - left_s) * 1e3)
-            assert app.gateway.in_flight == 0
+            assert app.extproc.in_flight == 0
 
 
 async def test_a_body_of_six_megabytes_passes(tmp_path: Path, client: aiohttp.ClientSession) -> None:
@@ -120,7 +120,7 @@ async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp
         for _ in range(3):
             async with client.post(envoy.url + CHAT, json=chat("x"), headers=forged) as answer:
                 assert (await answer.json())["id"] == "x"
-        await app.gateway.__aexit__(None, None, None)
+        await app.extproc.__aexit__(None, None, None)
         for _ in range(3):
             async with client.post(envoy.url + CHAT, json=chat("x"), headers=forged) as answer:
                 assert (await answer.json())["id"] == "x"
@@ -139,7 +139,7 @@ async def test_answers_are_asked_for_and_learned_from(tmp_path: Path, client: ai
             for _ in range(12):
                 async with client.post(envoy.url + CHAT, json=body) as answer:
                     assert await answer.read() == b"".join(events(usage=USAGE))
-            await until(lambda app=app: len(app.hub.history.recent) == 12)
-            ttfts = [record.ttft_s for record in app.hub.history.recent]
+            await until(lambda app=app: len(app.control.history.recent) == 12)
+            ttfts = [record.ttft_s for record in app.control.history.recent]
             assert sum(ttft is not None for ttft in ttfts) == (12 if allowed else 0)
-            assert app.gateway._parts.answers_come is allowed
+            assert app.extproc._parts.answers_come is allowed

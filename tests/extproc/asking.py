@@ -15,7 +15,7 @@ from router.extproc import extproc_pb2 as pb
 from router.extproc.metadata import DESTINATION, LB, SERVED, SUBSET, SUBSET_HINT
 from router.extproc.request_body import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED, ExtProcClient
 from router.http.body_budget import BodyBudget
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine
 from tests.support.waiting import until
 
@@ -31,7 +31,7 @@ def chat(text: str = "hello", **more: Any) -> bytes:
 
 @asynccontextmanager
 async def picking(*engines: FakeEngine, **settings: Any) -> AsyncIterator[RouterServer]:
-    """A router whose face is the picker, before these engines, once they are known to be ready."""
+    """A router whose frontend is the picker, before these engines, once they are known to be ready."""
     flat = {
         "replicas": tuple(engine.url for engine in engines),
         "listen.mode": "extproc",
@@ -44,7 +44,7 @@ async def picking(*engines: FakeEngine, **settings: Any) -> AsyncIterator[Router
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     async with RouterServer(load(overrides=flat)) as app:
-        await app.hub.probe_now()
+        await app.control.probe_now()
         await until(lambda: len(app.router.ready()) == sum(engine.healthy for engine in engines))
         yield app
 
@@ -164,7 +164,7 @@ def nobody() -> ExtProcClient:
 async def asking(app: RouterServer, request: str = "buffered", response: str = "none") -> AsyncIterator[Asking]:
     """A stream of a gateway that shows bodies in these modes."""
     options = [("grpc.max_send_message_length", 64 << 20), ("grpc.max_receive_message_length", 64 << 20)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{app.gateway.port}", options=options) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{app.extproc.port}", options=options) as channel:
         method = channel.stream_stream(
             PATH,
             request_serializer=_serialized,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.core.types.placements import Confidence, EndReason, PlacementReason
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry.request_record import RequestRecord
 from tests.extproc.asking import Asking, asking, chat, destinations, endpoint, picking, removed, set_headers
 from tests.support.fakes import USAGE, FakeEngine, events
@@ -16,8 +16,8 @@ from tests.support.waiting import until
 
 async def ended(app: RouterServer, count: int = 1) -> RequestRecord:
     """The record of the last of so many requests that have ended."""
-    await until(lambda: len(app.hub.history.recent) == count)
-    return app.hub.history.recent[-1]
+    await until(lambda: len(app.control.history.recent) == count)
+    return app.control.history.recent[-1]
 
 
 async def told(it: Asking, status: int = 200, **more: Any) -> dict[str, str]:
@@ -42,7 +42,7 @@ async def test_an_unseen_answer_is_graded_so(engine: FakeEngine) -> None:
         assert (record.status, record.ending, record.usage, record.ttft_s) == (200, EndReason.OK, None, None)
         assert record.stream
         (member,) = app.router.members
-        assert app.hub.pages._replica(member, 0.0)["unseen_answers"] == 1
+        assert app.control.pages._replica(member, 0.0)["unseen_answers"] == 1
         assert app.router.member(engine.url).breaker.failures == 0  # type: ignore[union-attr]  # it is there
 
 

@@ -17,7 +17,7 @@ import pytest
 from router.extproc import extproc_pb2 as pb
 from router.extproc import metadata
 from router.extproc.request_headers import request_of
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry.request_record import RequestRecord
 from tests.extproc.asking import Asking, asking, chat, destinations, endpoint, error_of, nobody, picking, set_headers
 from tests.support.fakes import USAGE, FakeEngine, data_event, message_events
@@ -55,7 +55,7 @@ async def answered(
 ) -> tuple[RequestRecord, bytes]:
     """One request whose answer comes in these pieces: its record, and what the client got."""
     kind, got = "text/event-stream; charset=utf-8" if stream else "application/json", b""
-    before = len(app.hub.history.recent)
+    before = len(app.control.history.recent)
     async with asking(app, "duplex", "duplex") as it:
         body = chat(stream=stream, max_tokens=5)
         await sent(it, body, **({"path": path} if path else {}))
@@ -65,8 +65,8 @@ async def answered(
             await it.piece(piece, end=n == len(pieces) - 1)
             got += (await heard(it)).response_body.response.body_mutation.streamed_response.body
         await it.finish()
-    await until(lambda: len(app.hub.history.recent) == before + 1)
-    return app.hub.history.recent[-1], got
+    await until(lambda: len(app.control.history.recent) == before + 1)
+    return app.control.history.recent[-1], got
 
 
 # handlers/request_test
@@ -257,7 +257,7 @@ async def test_bodies_that_are_none(engine: FakeEngine, pieces: list[bytes], cod
 
 
 async def test_a_request_that_names_no_model(engine: FakeEngine, other: FakeEngine) -> None:
-    """Hermetic `request missing model field`: 400 there. Here the only model that there is is meant, as on the edge,
+    """Hermetic `request missing model field`: 400 there. Here the only model that there is is meant, as at the proxy,
     and it is 400 where there are two."""
     body = b'{"messages": [{"role": "user", "content": "hello world"}]}'
     async with picking(engine) as app, asking(app, "duplex", "duplex") as it:
@@ -299,7 +299,7 @@ async def test_subsets(engine: FakeEngine, other: FakeEngine) -> None:
 async def test_nobody_is_there(engine: FakeEngine) -> None:
     """Hermetic `no backend pods available`: an error at once. It is 503 here, by which clients try again, not 500."""
     async with picking(engine) as app:
-        await until(lambda: app.gateway._parts.known)
+        await until(lambda: app.extproc._parts.known)
         engine.healthy = False
         await until(lambda: not app.router.ready())
         async with asking(app, "duplex", "duplex") as it:

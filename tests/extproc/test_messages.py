@@ -19,7 +19,7 @@ from router.extproc import extproc_pb2 as pb
 from router.extproc.protobuf import bytes_and_end
 from router.extproc.stream_messages import LONG, SAY_S, MalformedCount
 from router.http.read_flow import GROWS_BYTES
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.extproc.asking import CHAT, Asking, asking, chat, destinations, endpoint, error_of, picking, set_headers
 from tests.support.fakes import FakeEngine
 from tests.support.keyring import Keyring
@@ -61,10 +61,10 @@ async def test_malformed_messages_are_counted(
         async with asking(app) as it:
             assert destinations(await it.pick()) == [endpoint(engine)]
             await it.finish()
-        await until(lambda: not app.gateway.in_flight)
+        await until(lambda: not app.extproc.in_flight)
         assert await metric(app, client, "picker_malformed_messages_total") == 3 * len(MALFORMED)
         assert not any(member.leases for member in app.router.members)
-        assert app.gateway.counters()["bodies_bytes"] == 0
+        assert app.extproc.counters()["bodies_bytes"] == 0
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [vars(record).get("event") for record in said] == ["gateway_malformed"]
     assert not any(record.exc_info for record in caplog.records)
@@ -126,7 +126,7 @@ async def test_a_stream_without_a_head_is_cut(engine: FakeEngine) -> None:
     """After the time that a head may take, and it has no place among the streams under way."""
     async with picking(engine, listen__head_timeout_s=0.05) as app, asking(app) as it:
         assert await it.failure() == "DEADLINE_EXCEEDED"
-        assert app.gateway.in_flight == 0
+        assert app.extproc.in_flight == 0
         async with asking(app) as other:
             assert destinations(await other.pick()) == [endpoint(engine)]
 
@@ -142,7 +142,7 @@ async def test_first_messages_are_within_the_budget(engine: FakeEngine, monkeypa
         "listen__head_timeout_s": 3_600.0,
     }
     async with picking(engine, **limits) as app, AsyncExitStack() as stack:
-        heads = app.gateway._picker._heads
+        heads = app.extproc._picker._heads
         assert heads.reading_max == 3
         phantoms = [await stack.enter_async_context(asking(app)) for _ in range(12)]
         await until(lambda: heads.reading == 3)
@@ -187,7 +187,7 @@ async def test_bodies_wait_for_room(engine: FakeEngine, length: int | None) -> N
     is let in when one of them has been placed, and until then its gateway is told nothing and keeps it."""
     async with small(engine) as app, AsyncExitStack() as stack:
         one, two = [await let_in(stack, app, length) for _ in range(2)]
-        assert app.gateway.counters()["bodies_bytes"] == 2 * MB
+        assert app.extproc.counters()["bodies_bytes"] == 2 * MB
         three = await stack.enter_async_context(asking(app))
         await sent_head(three, length)
         waiting = asyncio.ensure_future(three.hear())
@@ -202,7 +202,7 @@ async def test_bodies_wait_for_room(engine: FakeEngine, length: int | None) -> N
         assert len(destinations(await three.hear())) == 1  # type: ignore[arg-type]  # an answer
         await two.body(chat())
         await two.hear()
-        assert app.gateway.counters()["bodies_bytes"] == 0
+        assert app.extproc.counters()["bodies_bytes"] == 0
 
 
 @pytest.mark.parametrize("mode", ["buffered", "duplex"])
@@ -225,7 +225,7 @@ async def test_pieces_wait_for_room(engine: FakeEngine) -> None:
         await it.head()
         for n in range(1, 4):
             await it.body(b"x" * 60_000, end=False)
-            await until(lambda n=n: app.gateway.counters()["bodies_bytes"] == n * 60_000 + GROWS_BYTES)
+            await until(lambda n=n: app.extproc.counters()["bodies_bytes"] == n * 60_000 + GROWS_BYTES)
         async with AsyncExitStack() as stack:
             await let_in(stack, app, MB)
             for _ in range(2):
@@ -233,13 +233,13 @@ async def test_pieces_wait_for_room(engine: FakeEngine) -> None:
             told = await it.hear()
         assert told is not None
         assert error_of(told)[1]["error"]["code"] == "bodies_full"
-        await until(lambda: app.gateway.counters()["bodies_bytes"] == 0)
+        await until(lambda: app.extproc.counters()["bodies_bytes"] == 0)
 
 
 @pytest.mark.promise("Bodies at the picker and at the main listener have one budget of bytes.", "gateway")
 @pytest.mark.finding("2026-11-28/11")
 async def test_both_faces_have_one_budget(engine: FakeEngine, client: ClientSession) -> None:
-    """What gateways hold is no room for clients of the edge, and the metric counts all of it once."""
+    """What gateways hold is no room for clients of the proxy, and the metric counts all of it once."""
     limits = {
         "limits__body_bytes_max": MB,
         "limits__total_body_bytes_max": 2 * MB,
@@ -250,10 +250,10 @@ async def test_both_faces_have_one_budget(engine: FakeEngine, client: ClientSess
             for _ in range(2):
                 await let_in(stack, app, MB)
             assert await metric(app, client, "bodies_bytes") == 2 * MB
-            async with client.post(app.edge.url + CHAT, data=chat("x" * (MB // 2))) as answer:
+            async with client.post(app.http.url + CHAT, data=chat("x" * (MB // 2))) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (503, "bodies_full")
-        await until(lambda: not app.gateway.in_flight)
-        async with client.post(app.edge.url + CHAT, data=chat("x" * (MB // 2))) as answer:
+        await until(lambda: not app.extproc.in_flight)
+        async with client.post(app.http.url + CHAT, data=chat("x" * (MB // 2))) as answer:
             assert answer.status == 200
 
 

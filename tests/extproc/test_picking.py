@@ -144,7 +144,7 @@ async def test_a_lease_ends_with_its_stream(engine: FakeEngine) -> None:
             left_s = time.monotonic()
             await until(lambda: not member.leases)
             figure("gateway_lease_back_ms", 50.0, (time.monotonic() - left_s) * 1e3)
-        assert app.gateway.in_flight == 0
+        assert app.extproc.in_flight == 0
 
 
 async def test_an_unknown_mode_is_taken_for_buffered(engine: FakeEngine) -> None:

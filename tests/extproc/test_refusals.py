@@ -32,7 +32,7 @@ async def test_errors_are_in_the_clients_dialect(engine: FakeEngine) -> None:
 
 
 async def test_paths_of_engines_own_are_refused(engine: FakeEngine) -> None:
-    """A path that flushes caches reaches no engine, as on the edge; in conformance all paths do."""
+    """A path that flushes caches reaches no engine, as at the proxy; in conformance all paths do."""
     async with picking(engine) as app, asking(app) as it:
         assert error_of(await it.pick(path="/reset_prefix_cache"))[0] == 404
     async with picking(engine, extproc__conformance=True) as app, asking(app) as it:
@@ -43,7 +43,7 @@ async def test_paths_of_engines_own_are_refused(engine: FakeEngine) -> None:
 
 
 async def test_websockets_are_refused(engine: FakeEngine) -> None:
-    """By name, as on the edge."""
+    """By name, as at the proxy."""
     async with picking(engine) as app, asking(app) as it:
         await it.head("/v1/realtime", method="GET", end=True, headers={"upgrade": "websocket"})
         told = await it.hear()
@@ -178,13 +178,13 @@ async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
     fairness = "x-llm-d-inference-fairness-id" if present else "x-gateway-inference-fairness-id"
     model = "x-llm-d-model-name-rewrite" if present else "x-gateway-model-name-rewrite"
     async with picking(engine, extproc__objectives=("batch=low",)) as app:
-        seen, place = list[PlacementRequest](), app.hub.placer.place
+        seen, place = list[PlacementRequest](), app.control.placer.place
 
         async def spy(wanted: PlacementRequest, exclude: frozenset[str]) -> Lease:
             seen.append(wanted)
             return await place(wanted, exclude)
 
-        app.hub.placer.place = spy  # type: ignore[method-assign]
+        app.control.placer.place = spy  # type: ignore[method-assign]
         for headers in (
             {objective: "batch", fairness: "team-a", model: "m"},
             {objective: "unheard-of", fairness: "no name at all!"},
@@ -235,8 +235,8 @@ async def test_limits_of_bodies(engine: FakeEngine) -> None:
             refused = await it.hear()
             assert refused is not None
             assert error_of(refused)[0] == 413
-        await until(lambda: not app.gateway.in_flight)
-        assert app.gateway.counters()["bodies_bytes"] == 0
+        await until(lambda: not app.extproc.in_flight)
+        assert app.extproc.counters()["bodies_bytes"] == 0
 
 
 async def test_a_slow_body_is_given_up(engine: FakeEngine) -> None:
@@ -254,7 +254,7 @@ async def test_a_stream_without_an_end_is_let_go(engine: FakeEngine) -> None:
     async with picking(engine, extproc__stream_s_max=0.05) as app, asking(app) as it:
         assert len(destinations(await it.pick())) == 1
         assert await it.hear() is None
-        await until(lambda: not app.gateway.in_flight)
+        await until(lambda: not app.extproc.in_flight)
         assert not any(member.leases for member in app.router.members)
 
 
@@ -267,7 +267,7 @@ async def test_no_more_streams_than_may_be(engine: FakeEngine) -> None:
             async with asking(app) as three:
                 told = await three.pick()
                 assert (error_of(told)[0], error_of(told)[1]["error"]["code"]) == (503, "too_many_streams")
-        await until(lambda: not app.gateway.in_flight)
+        await until(lambda: not app.extproc.in_flight)
 
 
 async def test_who_waits_may_leave(engine: FakeEngine) -> None:
@@ -279,14 +279,14 @@ async def test_who_waits_may_leave(engine: FakeEngine) -> None:
                 await two.head()
                 await two.hear()
                 await two.body(chat("y"))
-                await until(lambda: sum(app.hub.admission.count_queued()[0].values()) == 1)
+                await until(lambda: sum(app.control.admission.count_queued()[0].values()) == 1)
                 two.leave()
-                await until(lambda: sum(app.hub.admission.count_queued()[0].values()) == 0)
+                await until(lambda: sum(app.control.admission.count_queued()[0].values()) == 0)
             async with asking(app) as three:
                 await three.head()
                 await three.hear()
                 await three.body(chat("z"))
-                await until(lambda: sum(app.hub.admission.count_queued()[0].values()) == 1)
+                await until(lambda: sum(app.control.admission.count_queued()[0].values()) == 1)
                 await one.finish()
                 told = await three.hear()
                 assert told is not None

@@ -21,7 +21,7 @@ from router.core.dialects import PATHS
 from router.core.placement.policies import POLICIES
 from router.core.types.placements import Confidence, PlacementReason
 from router.http.client_timeouts import REASONS
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.house.documents import DOCUMENTS, NAMES, ROOT, anchors, block, code_blocks, page, section, table
 from tests.support.histories import no_history
 
@@ -76,8 +76,8 @@ async def test_every_metric_is_in_the_table() -> None:
         replicas=("http://127.0.0.1:1",), listen=on_free_ports(), metrics=MetricsSettings(otel_names=True)
     )
     async with RouterServer(settings) as app:
-        app.hub.metrics.failed("http://127.0.0.1:1", "connect")
-        families = list(app.hub.metrics.registry.collect())
+        app.control.metrics.failed("http://127.0.0.1:1", "connect")
+        families = list(app.control.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
 
     assert emitted.keys() == documented.keys() | former_names.METRICS.keys()

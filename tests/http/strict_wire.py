@@ -8,7 +8,7 @@ from typing import Self, cast
 
 import h11
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.test_server import BODY, length
 from tests.http.wire import PAGES, Client, connect
 
@@ -119,7 +119,7 @@ async def exchanged(app: RouterServer, engine: StrictEngine, raw: bytes, message
     client.ask(raw, *["POST"] * 50)
     before, quiet = -1, 0
     while not client.lost.is_set() and len([each for each in client.answers if each.whole]) < messages and quiet < 5:
-        moved = before != (before := len(client.raw) + len(engine.seen)) or app.edge.in_flight > 0
+        moved = before != (before := len(client.raw) + len(engine.seen)) or app.http.in_flight > 0
         quiet = 0 if moved else quiet + 1
         await asyncio.sleep(QUIET_S)
     client.transport.abort()

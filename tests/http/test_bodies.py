@@ -20,7 +20,7 @@ from router.http.client_connection import ClientConnection
 from router.http.client_timeouts import BODY_TIMEOUT, ClientTimer
 from router.http.receiver import BODY
 from router.http.request import BodyReservation
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.clients import LIMITS, play
 from tests.http.wire import CHAT, Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.keyring import Keyring
@@ -43,7 +43,7 @@ def started(size: int, *lines: str, path: str = CHAT) -> bytes:
 
 def connections(app: RouterServer) -> list[ClientConnection]:
     """The router's ends of all connections."""
-    return list(app.edge._server.clients)
+    return list(app.http._server.clients)
 
 
 def kept_bytes(app: RouterServer) -> int:
@@ -100,7 +100,7 @@ async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
                 if not client.lost.is_set():
                     client.transport.write(bytes(MIB))
             await asyncio.sleep(0)
-            assert kept_bytes(app) == app.edge._server.bodies.held_bytes == 0
+            assert kept_bytes(app) == app.http._server.bodies.held_bytes == 0
         for client in clients:
             assert (await client.answer()).status == 401
             client.transport.abort()
@@ -141,7 +141,7 @@ async def test_pages_keep_no_body(path: str, framing: str, monkeypatch: pytest.M
             client.transport.write(chunk)
             if n < 63:
                 await all_came(app, (n + 1) * 15_625)
-                assert kept_bytes(app) == app.edge._server.bodies.held_bytes == 0
+                assert kept_bytes(app) == app.http._server.bodies.held_bytes == 0
         if "chunked" in framing:
             client.transport.write(b"0\r\n\r\n")
         assert (await client.answer()).status == (404 if path == "/nowhere" else 200)
@@ -162,14 +162,14 @@ async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch,
         client.ask(started(1_000, f"x-api-key: {ring.keys['acme']}"))
         client.transport.write(body_of(1_000)[:500])
         await all_came(app, 500)
-        app.edge._callers.keys = Keys({}, {})
+        app.http._callers.keys = Keys({}, {})
         client.transport.write(body_of(1_000)[500:])
         assert (await client.answer()).status == 401
         assert not engine.seen
         client.transport.close()
         for name in ("acme", "moved"):
             tenant = Tenant(name)
-            app.edge._callers.keys = Keys({hashlib.sha256(ring.keys["acme"].encode()).hexdigest(): tenant}, {})
+            app.http._callers.keys = Keys({hashlib.sha256(ring.keys["acme"].encode()).hexdigest(): tenant}, {})
             if name == "acme":
                 client = await connect(app.url)
                 client.ask(started(1_000, f"x-api-key: {ring.keys['acme']}"))
@@ -177,7 +177,7 @@ async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch,
                 await all_came(app, 500)
         client.transport.write(body_of(1_000)[500:])
         assert (await client.answer()).status == 200
-        assert app.hub.pages.decisions[-1].tenant == "moved"
+        assert app.control.pages.decisions[-1].tenant == "moved"
         client.transport.close()
 
 
@@ -292,7 +292,7 @@ async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ring = Keyring(tmp_path, acme={}, umbra={})
     key = ring.keys["acme"]
     async with RawEngine(play) as engine, proxied(engine, monkeypatch, **ROOM, **ring.settings) as app:
-        bodies = app.edge._server.bodies
+        bodies = app.http._server.bodies
         first = await half_sent(app, key)
         await all_came(app, SIZE // 2)
         assert bodies.held_bytes == SIZE
@@ -305,7 +305,7 @@ async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         answer = await second.answer()
         assert (answer.status, answer.headers[b"retry-after"]) == (503, b"2")
         assert json.loads(answer.body)["error"]["code"] == "bodies_full"
-        assert app.edge._server.closed["bodies_bytes_max"] == 1
+        assert app.http._server.closed["bodies_bytes_max"] == 1
         third = await half_sent(app, key)
         while not bodies._waiting:
             await asyncio.sleep(0)
@@ -331,7 +331,7 @@ async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) 
     asked = (post(CHAT, long), chunked + pieces + b"0\r\n\r\n", post(CHAT, short), post(CHAT, short) * 3)
     most = 0
     async with RawEngine(play) as engine, proxied(engine, monkeypatch, **ROOM) as app:
-        bodies, clients = app.edge._server.bodies, [await connect(app.url) for _ in range(40)]
+        bodies, clients = app.http._server.bodies, [await connect(app.url) for _ in range(40)]
         for n, client in enumerate(clients):
             client.ask(asked[n % 4], *["POST"] * (3 if n % 4 == 3 else 1))
         while not all(client.answers and client.answers[-1].whole for client in clients):
@@ -361,12 +361,12 @@ async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyP
         client = await connect(app.url)
         client.ask(post(CHAT, body))
         await engine.asked(1)
-        assert app.edge._server.bodies.held_bytes == len(body)
+        assert app.http._server.bodies.held_bytes == len(body)
         go_on.set()
         await client.until(lambda: EVENT in client.raw)
         (connection,) = connections(app)
         assert connection._request is not None
-        assert (connection._request.body, app.edge._server.bodies.held_bytes) == (b"", 0)
+        assert (connection._request.body, app.http._server.bodies.held_bytes) == (b"", 0)
         client.transport.abort()
         await engine.wires[-1].lost.wait()
 

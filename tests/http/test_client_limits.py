@@ -21,7 +21,7 @@ from router.http.acceptor import ConnectionSlots
 from router.http.client_timeouts import count_acked_bytes
 from router.http.receiver import JOINED_BYTES_MAX, Receiver
 from router.http.request import Connection, Refusal, Request
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.control.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.http.clients import LIMITS, LINE, play
 from tests.http.looks import Looks
@@ -184,14 +184,14 @@ async def test_too_many_connections(setting: str, monkeypatch: pytest.MonkeyPatc
                 beyond = await connect(app.url)
                 await beyond.lost.wait()
                 assert not beyond.raw
-        assert app.edge._server.closed[setting] == 5
+        assert app.http._server.closed[setting] == 5
         within[0].transport.close()
-        while len(app.edge._server.clients) > 2:
+        while len(app.http._server.clients) > 2:
             await asyncio.sleep(0)
         client = await connect(app.url)
         client.ask(post())
         assert (await client.answer()).status == 200
-        assert app.edge._server.connections == 3
+        assert app.http._server.connections == 3
         for each in (*within, client):
             each.transport.close()
 
@@ -218,21 +218,21 @@ async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatc
         await (flood(wire) if b'"stream":true' in engine.seen[-1][1] else play(wire))
 
     async with RawEngine(either) as engine, proxied(engine, monkeypatch) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         clients = [await asks_and_does_not_read(app, post(body=STREAM)) for _ in range(count)]
         kept_max = ended = 0
-        while app.edge._server.closed["send_timeout"] < count:
+        while app.http._server.closed["send_timeout"] < count:
             good = await connect(app.url)
             good.ask(post(body=b'{"model":"m","messages":[]}'))
             ended += (await good.answer()).status == 200
             good.transport.close()
             await good.lost.wait()
-            kept_max = max([kept_max, *(each.unread_bytes for each in app.edge._server.clients)])
+            kept_max = max([kept_max, *(each.unread_bytes for each in app.http._server.clients)])
             await looks.look(LIMITS.send_timeout_s + 1)
         assert ended
         assert 0 < kept_max <= 1 << 20
         await settled(app)
-        assert app.edge._server.closed["send_timeout"] == count
+        assert app.http._server.closed["send_timeout"] == count
         for client in clients:
             client.transport.resume_reading()
             await client.lost.wait()
@@ -254,7 +254,7 @@ async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatc
         wire.transport.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     async with RawEngine(slow) as engine, proxied(engine, monkeypatch) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         client = await connect(app.url)
         client.ask(post(body=STREAM))
         await client.until(lambda: b"data: {}" in client.raw)
@@ -264,11 +264,11 @@ async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatc
         assert (await client.answer()).whole
         client.transport.close()
     async with RawEngine(flood) as engine, proxied(engine, monkeypatch) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         client = await asks_and_does_not_read(app, post(body=STREAM))
-        while not any(each.unread_bytes for each in app.edge._server.clients):
+        while not any(each.unread_bytes for each in app.http._server.clients):
             await asyncio.sleep(0)
-        (server_side,) = app.edge._server.clients
+        (server_side,) = app.http._server.clients
 
         def taken_bytes() -> int:
             assert server_side._transport is not None
@@ -283,7 +283,7 @@ async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatc
             client.transport.pause_reading()
             await looks.look(LIMITS.send_timeout_s / 2)
         assert not client.lost.is_set()
-        assert app.edge._server.closed["send_timeout"] == 0
+        assert app.http._server.closed["send_timeout"] == 0
         client.transport.abort()
         await engine.wires[-1].lost.wait()
 
@@ -293,6 +293,6 @@ async def test_limits_from_settings() -> None:
     async with RawEngine(play) as engine:
         async with running(engine.url, listen__connections_max=7, listen__body_bytes_per_s_min=5) as app:
             assert isinstance(app, RouterServer)
-            limits = app.edge._server.limits
+            limits = app.http._server.limits
             assert (limits.connections_max, limits.body_bytes_per_s_min, limits.head_timeout_s) == (7, 5, 10.0)
-            assert socket.SOCK_STREAM in {sock.type for sock in app.edge._server._listener.sockets}  # type: ignore[union-attr]
+            assert socket.SOCK_STREAM in {sock.type for sock in app.http._server._listener.sockets}  # type: ignore[union-attr]

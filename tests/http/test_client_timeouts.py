@@ -91,7 +91,7 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     a 408 where something was said, while others are served; metrics say how many, and none is left."""
     count = examples(int(os.environ.get("WARMROUTE_HALF_OPEN", "300")))
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         clients = [await connect(app.url) for _ in range(count)]
         for n, client in enumerate(clients):
             if n % 3:
@@ -118,9 +118,9 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         text = await page(app.url)
         assert f'warmroute_connections_closed_total{{reason="head_timeout"}} {count - len(clients[::3])}.0' in text
         assert f'warmroute_connections_closed_total{{reason="idle"}} {len(clients[::3])}.0' in text
-        while app.edge._server.clients:
+        while app.http._server.clients:
             await asyncio.sleep(0.01)  # the lingering of those that were refused
-        assert app.edge._server.connections == 0
+        assert app.http._server.connections == 0
 
 
 @pytest.mark.promise("A body that arrives too slowly, or takes too long in all, is refused.", "clients")
@@ -132,7 +132,7 @@ async def test_slow_bodies(framing: bytes, monkeypatch: pytest.MonkeyPatch) -> N
     so is the request before it; extensions and trailers of chunks are no body."""
     chunked = b"chunked" in framing
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         client = await connect(app.url)
         client.ask(post(), "POST")
         client.ask(LINE + framing + b"\r\n\r\n" + (b"5;" if chunked else b"{"), "POST")
@@ -150,7 +150,7 @@ async def test_slow_bodies(framing: bytes, monkeypatch: pytest.MonkeyPatch) -> N
         client.ask(post(body=body)[: -len(body)], "POST")
         for end in range(500, len(body), 500):  # 1,250 bytes a second, for longer than there is credit at the start
             client.transport.write(body[end - 500 : end])
-            while not any(each._receiver.reading_bytes >= end for each in app.edge._server.clients):
+            while not any(each._receiver.reading_bytes >= end for each in app.http._server.clients):
                 await asyncio.sleep(0)
             await looks.look(0.4)
         client.transport.write(body[len(body) // 500 * 500 :])

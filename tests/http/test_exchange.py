@@ -8,7 +8,7 @@ import json
 import pytest
 
 import router.http.upstream
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import Answered, Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.support.examples import some
 from tests.support.fakes import outwaited
@@ -63,7 +63,7 @@ async def asked(app: RouterServer, raw: bytes | None = None) -> Client:
 
 def free(app: RouterServer) -> int:
     """Connections that wait for requests."""
-    return sum(each.usable for pool in app.edge.upstream._pools.values() for each in pool._free)
+    return sum(each.usable for pool in app.http.upstream._pools.values() for each in pool._free)
 
 
 def generating(engine: RawEngine) -> list[Wire]:
@@ -284,7 +284,7 @@ async def test_free_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
         wire.transport.write(OK)
 
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        upstream = app.edge.upstream
+        upstream = app.http.upstream
         client = await asked(app, post(body=ASKED))
         await client.answer()
         (pool,) = upstream._pools.values()
@@ -360,11 +360,11 @@ async def test_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
             clients.append(await asked(app))
             await clients[-1].until(lambda: bool(clients[-1].answers and clients[-1].answers[0].body))
         now_s = asyncio.get_running_loop().time()
-        for each in app.edge.upstream._answers:
+        for each in app.http.upstream._answers:
             each.silent_since(now_s - 100)  # as if the watchdog had looked long ago
         await wires[2].send(chunked([b'data: {"choices":[]}\n\n']).partition(b"\r\n\r\n")[2][:-5])
         for _ in range(3):
-            app.edge.on_replica_unreachable(engine.url)
+            app.http.on_replica_unreachable(engine.url)
         assert (await clients[0].answer()).status == 502
         assert b"stream_broken" in (await clients[1].answer()).body
         await wires[2].send(chunked(words()).partition(b"\r\n\r\n")[2])

@@ -85,7 +85,7 @@ async def test_a_model_whose_replica_is_down(client: ClientSession, engine: Fake
     async with running(engine, other) as app:
         other.healthy = False
         for _ in range(2):
-            await app.hub.probe_now()
+            await app.control.probe_now()
         async with client.post(app.url + CHAT, json=body(model="n")) as response:
             assert response.status == 503
             assert "Retry-After" in response.headers
@@ -111,7 +111,7 @@ async def test_strange_models_page(client: ClientSession, engine: FakeEngine) ->
             assert app.router.fleet.ready()
             for _ in range(2):
                 pages.pop(0)
-                await app.hub.probe_now()
+                await app.control.probe_now()
             assert not app.router.fleet.ready()
 
 
@@ -126,7 +126,7 @@ async def test_a_late_metrics_page_forgets_nothing(engine: FakeEngine) -> None:
             return web.Response(status=500)
 
         engine._metrics = broken  # type: ignore[method-assign]
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert app.router.fleet.members[engine.url].load == known
 
 

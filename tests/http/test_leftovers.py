@@ -82,7 +82,7 @@ async def test_nothing_waits_for_the_collector(
                     client.transport.abort()
                 await client.lost.wait()
             await settled(app)
-            while app.edge._server.clients:
+            while app.http._server.clients:
                 await asyncio.sleep(0)
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
@@ -121,13 +121,13 @@ async def test_an_answer_is_whole_before_the_end() -> None:
 
     async with RawEngine(play) as engine:
         async with running(engine.url) as app:
-            listener = app.edge._server._listener
+            listener = app.http._server._listener
             assert listener is not None
             narrow(listener.sockets[0].fileno())
             client = await connect(app.url)
             client.transport.pause_reading()
             client.ask(post(CHAT, ASKED))
-            while not (clients := app.edge._server.clients) or not next(iter(clients)).unread_bytes:
+            while not (clients := app.http._server.clients) or not next(iter(clients)).unread_bytes:
                 await asyncio.sleep(0)
             asyncio.get_running_loop().call_later(0.05, client.transport.resume_reading)
         answer = await client.answer()
@@ -143,7 +143,7 @@ async def test_who_was_accepted_is_answered() -> None:
             fresh, kept = await connect(app.url), await connect(app.url)
             kept.ask(post(CHAT, ASKED))
             await kept.answer()
-            while len(app.edge._server.clients) < 2:
+            while len(app.http._server.clients) < 2:
                 await asyncio.sleep(0)
             loop = asyncio.get_running_loop()
 

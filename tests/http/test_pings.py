@@ -47,7 +47,7 @@ async def test_pings_are_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -
             await wire.send(CHUNKED, ping, ping, *map(chunk, WORDS), b"0\r\n\r\n")
 
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        client, upstream = await connect(app.url), app.edge.upstream
+        client, upstream = await connect(app.url), app.http.upstream
         client.ask(post(body=STREAM))
         await engine.asked(1)
         [answer] = await _asking(app, 1)
@@ -71,7 +71,7 @@ async def test_pings_are_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -
 async def _asking(app: Any, count: int) -> list[UpstreamResponse]:
     answers: list[UpstreamResponse] = []
     while len(answers) != count:
-        answers = [each for each in app.edge.upstream._answers if each.replica]
+        answers = [each for each in app.http.upstream._answers if each.replica]
         await asyncio.sleep(0)
     return answers
 
@@ -100,7 +100,7 @@ async def test_a_request_of_which_only_pings_came_is_tried_elsewhere() -> None:
             await asyncio.sleep(0)
         answering = asyncio.gather(*(client.answer() for client in clients))
         while not answering.done():
-            app.edge.on_replica_stalled(pinging.url)
+            app.http.on_replica_stalled(pinging.url)
             await asyncio.sleep(0)
         for answer in await answering:
             assert (answer.status, answer.body.count(b"[DONE]")) == (200, 1)
@@ -127,7 +127,7 @@ async def test_a_stream_that_only_pings_is_silent(ping: bytes, monkeypatch: pyte
         await wire.lost.wait()
 
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        client, upstream = await connect(app.url), app.edge.upstream
+        client, upstream = await connect(app.url), app.http.upstream
         client.ask(post(body=STREAM))
         await client.until(lambda: client.raw.count(b"data:") == 2)
         now_s = asyncio.get_running_loop().time()

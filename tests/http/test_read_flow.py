@@ -190,15 +190,15 @@ async def test_a_read_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         client = await connect(app.url)
         client.ask(post(CHAT, ASKED))
         await engine.asked(1)
-        (server_side,) = app.edge._server.clients
+        (server_side,) = app.http._server.clients
         client._methods += [b"GET"] * count
         server_side.data_received(PAGE * count)  # as one read
         assert len(server_side._waiting) == WAITING_MAX
-        assert app.edge._server.bodies.held_bytes >= READ_BYTES - len(PAGE)
+        assert app.http._server.bodies.held_bytes >= READ_BYTES - len(PAGE)
         go_on.set()
         await client.answer(count)
         assert [answer.status for answer in client.answers] == [200] * (count + 1)
-        assert app.edge._server.bodies.held_bytes == 0
+        assert app.http._server.bodies.held_bytes == 0
         client.transport.close()
 
 
@@ -217,7 +217,7 @@ async def test_behind_the_last_request(how: str, monkeypatch: pytest.MonkeyPatch
         last, more = post(CHAT, ASKED, "Connection: close"), post(CHAT, ASKED)
         client.ask(last + more if how == "in one read" else last)
         if how == "in two reads":
-            while not app.edge._server.clients or next(iter(app.edge._server.clients)).new:
+            while not app.http._server.clients or next(iter(app.http._server.clients)).new:
                 await asyncio.sleep(0)
             client.transport.write(more)
         await client.lost.wait()

@@ -249,7 +249,7 @@ async def test_clients_that_leave(ends: str, monkeypatch: pytest.MonkeyPatch) ->
             if place == len(raw):
                 await engine.asked(1)
             _leave(client, ends)
-            while app.edge._server.clients:
+            while app.http._server.clients:
                 await asyncio.sleep(0)
             await settled(app)
             client.transport.abort()
@@ -279,7 +279,7 @@ async def test_clients_that_leave_midway(monkeypatch: pytest.MonkeyPatch) -> Non
                 _leave(client, ends)
                 await engine.wires[-1].lost.wait()
                 await settled(app)
-        assert {record.status for record in app.hub.pages.decisions} == {499}
+        assert {record.status for record in app.control.pages.decisions} == {499}
 
 
 def _leave(client: Client, ends: str) -> None:
@@ -310,7 +310,7 @@ async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPa
         client = await connect(app.url)
         client.ask(post(body=body) * 100, *["POST"] * 100)
         await engine.asked(1)
-        (server_side,) = app.edge._server.clients
+        (server_side,) = app.http._server.clients
         while not server_side._intake.waits:
             await asyncio.sleep(0)
         for _ in range(100):
@@ -327,7 +327,7 @@ async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPa
         client.transport.abort()
         await client.lost.wait()
         go_on.set()
-        while app.edge._server.clients:
+        while app.http._server.clients:
             await asyncio.sleep(0)
         await settled(app)
         # Two more may be on their way when the first cannot be written: answers are written at the end of the turn.
@@ -347,7 +347,7 @@ async def test_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         client = await connect(app.url)
         client.ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "GET")
         await client.answer()
-        (server_side,) = app.edge._server.clients
+        (server_side,) = app.http._server.clients
         now_s = asyncio.get_running_loop().time()
         assert not server_side.overdue(now_s)
         server_side.data_received(b"\r\n")

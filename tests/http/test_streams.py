@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from router.proxy.relay import PARTIAL_BYTES_MAX, Relay
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.examples import examples, some
 from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
@@ -62,9 +62,9 @@ class Player:
         client.ask(post(self.recorded.path, self.recorded.request))
         answer = await client.answer(n)
         assert (client.error, answer.whole, bytes(answer.body)) == (None, True, self.recorded.body), pieces
-        while not app.hub.pages.decisions or app.edge.in_flight:
+        while not app.control.pages.decisions or app.http.in_flight:
             await asyncio.sleep(0)
-        record = app.hub.pages.decisions.pop()
+        record = app.control.pages.decisions.pop()
         used = record.usage and (record.usage.prompt_tokens, record.usage.cached_tokens, record.usage.completion_tokens)
         assert (used, record.events, record.ending) == (self.recorded.used, self.recorded.events, "ok"), pieces
 
@@ -236,7 +236,7 @@ async def test_requests_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     player.pieces = [player.recorded.raw]
     async with player.engine as engine, proxied(engine, monkeypatch) as app:
         client, asked = await connect(app.url), 0
-        server_side = next(iter(app.edge._server.clients))
+        server_side = next(iter(app.http._server.clients))
         for raw in (by_length, in_chunks, upgrade):
             twice = raw + raw
             for place in some(range(1, len(twice))):

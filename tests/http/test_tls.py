@@ -101,7 +101,7 @@ async def test_served(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
         for n in range(3):
             client.ask(post(body=STREAM))
             assert (await client.answer(n)).body == b"".join(events())
-        server = app.edge._server
+        server = app.http._server
         assert server.connections == len(server.clients) == 1
         client.transport.close()
         await client.lost.wait()
@@ -159,7 +159,7 @@ async def test_stalled_handshakes(files: Files, monkeypatch: pytest.MonkeyPatch)
     meanwhile, and is refused before the handshake where there are too many."""
     more = {"listen__head_timeout_s": 6.0, "listen__connections_max": 20}  # all have come before the first is ended
     async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **listening(files, **more)) as app:
-        loop, server, stalled = asyncio.get_running_loop(), app.edge._server, list[socket.socket]()
+        loop, server, stalled = asyncio.get_running_loop(), app.http._server, list[socket.socket]()
         host, port = app.url.removeprefix("https://").split(":")
         for n in range(30):
             sock = socket.create_connection((host, int(port)))  # some are reset before the loop would tell of them
@@ -185,9 +185,9 @@ async def test_stopping_in_mid_handshake(begun: bytes, files: Files, monkeypatch
             host, port = app.url.removeprefix("https://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(begun)
-            while not app.edge._server.connections:
+            while not app.http._server.connections:
                 await asyncio.sleep(0)
-        assert app.edge._server.connections == 0
+        assert app.http._server.connections == 0
         with suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
@@ -202,7 +202,7 @@ async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.Monke
     async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **settings_) as app:
         before = await secure(app.url, files.trusting())
         renewed = files.chain()
-        app.edge._server.tls = tls.listener_context(*renewed, "")
+        app.http._server.tls = tls.listener_context(*renewed, "")
         after = await secure(app.url, files.trusting())
         numbers = []
         for n, client in enumerate((before, after)):
@@ -258,14 +258,14 @@ def _read_to_end(host: str, port: int, context: ssl.SSLContext, raw: bytes) -> b
 async def test_clients_that_do_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over TLS too the engine is stopped for such a client, little is kept, and after `send_timeout_s` it is ended."""
     async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **listening(files)) as app:
-        looks = Looks(app.edge._server)
+        looks = Looks(app.http._server)
         client = await secure(app.url, files.trusting())
         client.transport.pause_reading()
         client.ask(post(body=STREAM))
         kept_max = 0
-        while not app.edge._server.closed["send_timeout"]:
+        while not app.http._server.closed["send_timeout"]:
             await asyncio.sleep(0)
-            kept_max = max([kept_max, *(each.unread_bytes for each in app.edge._server.clients)])
+            kept_max = max([kept_max, *(each.unread_bytes for each in app.http._server.clients)])
             if kept_max:
                 await looks.look(LIMITS.send_timeout_s + 1)
         assert 0 < kept_max <= 1 << 20

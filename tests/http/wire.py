@@ -23,7 +23,7 @@ import uvloop
 
 import router.http.pool
 from router.http.engine_connection import UpstreamConnection
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.compiled import COMPILED
 from tests.support.fakes import idle, running
 
@@ -345,14 +345,14 @@ async def proxied(engine: RawEngine, monkeypatch: pytest.MonkeyPatch, **settings
         await settled(app)
     gc.collect()
     assert not wrong, wrong
-    bodies = app.edge._server.bodies
+    bodies = app.http._server.bodies
     assert (bodies.held_bytes, bodies._of_holder, bodies._waiting) == (0, {}, {})
 
 
 async def settled(app: RouterServer) -> None:
     """Wait until nothing is open; what stays open is a leak."""
     async with asyncio.timeout(60):
-        while not idle(app) or app.edge.upstream._answers:
+        while not idle(app) or app.http.upstream._answers:
             await asyncio.sleep(0)
 
 

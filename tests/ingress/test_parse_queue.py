@@ -74,13 +74,13 @@ async def test_a_tenant_over_its_rate_need_not_send_its_body(engine: FakeEngine,
             writer.write(f"POST {CHAT} HTTP/1.1\r\n{lines}\r\n\r\n".encode())
             if not answers:
                 await writer.drain()
-                while not app.edge._server.clients or not next(iter(app.edge._server.clients))._receiver.requests:
+                while not app.http._server.clients or not next(iter(app.http._server.clients))._receiver.requests:
                     await asyncio.sleep(0)
                 writer.write(json.dumps(SHORT).encode())
                 answers.append(await reader.readuntil(b"\r\n"))
             else:
                 answers.append(await reader.read())
-                assert app.edge._server.bodies.held_bytes == 0
+                assert app.http._server.bodies.held_bytes == 0
             writer.close()
         assert [answer[9:12] for answer in answers] == [b"200", b"429"]
         assert b"retry-after:" in answers[1].lower()
@@ -105,7 +105,7 @@ async def test_tenants_take_turns(client: ClientSession, engine: FakeEngine, tmp
     """A tenant that sends many long bodies waits for itself: another's single one is read next but one."""
     ring = Keyring(tmp_path, loud={}, quiet={})
     async with running(engine, **ring.settings) as app:
-        turns = app.edge.reader.turns
+        turns = app.http.reader.turns
         await turns.take("somebody", Priority.NORMAL, 1)  # the thread is busy until all have come
 
         async def ask(tenant: str) -> int:
@@ -132,7 +132,7 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes(
     ring = Keyring(tmp_path, loud={}, quiet={})
     more = {"limits__parse_queue_bytes_max": 1 << 20, "limits__body_bytes_max": 1 << 20}
     async with running(engine, **ring.settings, **more) as app:
-        turns = app.edge.reader.turns
+        turns = app.http.reader.turns
         await turns.take("somebody", Priority.NORMAL, 1)
 
         async def ask(tenant: str) -> ClientResponse:
@@ -157,7 +157,7 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes(
 async def test_nobody_waits_too_long_to_be_read(client: ClientSession, engine: FakeEngine) -> None:
     """After `limits.parse_queue_timeout_s` a body that still waits is turned away (429)."""
     async with running(engine, limits__parse_queue_timeout_s=0.05) as app:
-        turns = app.edge.reader.turns
+        turns = app.http.reader.turns
         await turns.take("", Priority.NORMAL, 1)
         asked = asyncio.create_task(client.post(app.url + CHAT, data=long_chat("")))
         while not turns.waiting_bytes:

@@ -77,7 +77,7 @@ async def test_few_events_of_many_words_are_many_tokens(
                     if not ends and b"word" in came:
                         answer.close()
                         break
-            while app.edge.in_flight:
+            while app.http.in_flight:
                 await asyncio.sleep(0.005)
     assert 1 <= passed <= 3
 
@@ -102,7 +102,7 @@ async def test_who_leaves_a_stream_that_counts_pays_what_it_counted(client: Clie
             while b'"completion_tokens":49' not in (await answer.content.readany()).replace(b" ", b""):
                 pass
             answer.close()
-        while app.edge.in_flight:
+        while app.http.in_flight:
             await asyncio.sleep(0.005)
         async with client.post(app.url + GENERATE, json=asked, headers=ring.of("acme")) as answer:
             assert answer.status == 200
@@ -131,14 +131,14 @@ async def test_one_absurd_usage_locks_nobody_out(
     ring = Keyring(tmp_path, acme={"tokens_per_min": RATE})
     usage = {"prompt_tokens": 5, "completion_tokens": 5} | {field: tokens}
     async with FakeEngine(owned_by="vllm") as engine, running(engine, **ring.settings) as app:
-        served = app.hub.router.models.context_tokens("m")
+        served = app.control.router.models.context_tokens("m")
         assert served < min(ABSURD), "the fake engine says how long a context it has"
         for _ in range(2):
             engine.script.append(absurd(usage, stream=stream))
             async with client.post(app.url + CHAT, json=BODY | {"stream": stream}, headers=ring.of("acme")) as answer:
                 assert answer.status == 200
                 await answer.read()
-        page = (await app.hub.metrics.page_in_slices()).decode()
+        page = (await app.control.metrics.page_in_slices()).decode()
     counted = [
         float(line.rpartition(" ")[2]) for line in page.splitlines() if "_tokens_total" in line and line[0] != "#"
     ]

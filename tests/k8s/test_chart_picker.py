@@ -1,4 +1,4 @@
-"""The chart's second face: an endpoint picker, the InferencePool that names it, and gateways that ask it."""
+"""The chart's second mode: an endpoint picker, the InferencePool that names it, and gateways that ask it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_role_names_the_pools(tmp_path: Path) -> None:
 
 
 def test_pools_of_a_router_that_is_no_picker(tmp_path: Path, secrets: Path) -> None:
-    """The first face may follow pools too, by the settings alone."""
+    """The proxy may follow pools too, by the settings alone."""
     file = tmp_path / "values.yaml"
     peer = {"podSelector": {"matchLabels": {"app": "vllm"}}}
     values = {"config": {"discovery": {"pools": ["vllm"]}}, "networkPolicy": {"engines": [peer]}}
@@ -194,7 +194,7 @@ def test_ports_and_probes(mode: str) -> None:
 
 
 def test_settings_of_a_picker(tmp_path: Path) -> None:
-    """The face, an address that can be reached from outside the pod, and the Secret's certificate."""
+    """The mode, an address that can be reached from outside the pod, and the Secret's certificate."""
     options = ("--set", "tls.existingSecret=cert,tls.clientCaKey=ca.crt,adminToken.existingSecret=token")
     settings = yaml.safe_load(settings_text(template(*NEEDED, *options)))
     assert settings["listen"]["mode"] == "extproc"

@@ -185,7 +185,7 @@ async def test_requests_go_where_a_picker_says(tmp_path: Path) -> None:
     end of each stream. Without it requests are served all the same."""
     forged = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-prefiller-host-port": "127.0.0.1:1"}
     async with FakeEngine() as engine, picking(engine) as app:
-        ports = (app.gateway.port, app.gateway.health_port)
+        ports = (app.extproc.port, app.extproc.health_port)
         async with (
             running(tmp_path, engine, picker_ports=ports) as made,
             aiohttp.ClientSession(made.url) as session,
@@ -205,8 +205,8 @@ async def test_requests_go_where_a_picker_says(tmp_path: Path) -> None:
             async with session.post(CHAT, data=chat().replace(b'"m"', b'"other"')) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
             await until(lambda: not any(member.leases for member in app.router.members))
-            assert app.gateway._parts.served_told
-            await app.gateway.__aexit__(None, None, None)
+            assert app.extproc._parts.served_told
+            await app.extproc.__aexit__(None, None, None)
             async with session.post(CHAT, data=body) as answer:
                 assert await answer.read() == b"".join(events())
 

@@ -6,21 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, running
 from tests.support.waiting import until
 
 
 def routers_of(app: RouterServer) -> int:
     """Routers that this one hears, itself included."""
-    assert app.hub.link is not None
-    return app.hub.link.link.routers
+    assert app.control.link is not None
+    return app.control.link.link.routers
 
 
 def whole(app: RouterServer) -> bool:
     """Whether it hears others."""
-    assert app.hub.link is not None
-    return app.hub.link.link.connected
+    assert app.control.link is not None
+    return app.control.link.link.connected
 
 
 @asynccontextmanager

@@ -49,10 +49,10 @@ async def test_sighup_moves_a_router_to_another_store(
 
 
 async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:
-    """Both faces share: each hears the other."""
-    async with StoreServer() as server, running(engine, peering__redis_url=server.url) as edge:
+    """Both frontends share: each receives from the other."""
+    async with StoreServer() as server, running(engine, peering__redis_url=server.url) as http:
         async with picking(engine, peering__redis_url=server.url) as picker:
-            await until(lambda: all(routers_of(app) == 2 and whole(app) for app in (edge, picker)))
+            await until(lambda: all(routers_of(app) == 2 and whole(app) for app in (http, picker)))
 
 
 @pytest.mark.long

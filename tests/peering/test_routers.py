@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.core.fleet.breaker import State
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.peering.routers import routers_of, several, whole
 from tests.peering.stores import StoreServer
 from tests.support.fakes import FakeEngine, running, status
@@ -58,7 +58,7 @@ async def test_a_stored_response_is_known_to_all_routers(
             app, stranger = next(turns), apps[(n + 2) % 3]
             if await ask(app, "acme", previous_response_id=f"resp_{n}") != 200:  # this machine may be too busy for it
                 late += 1
-                await until(lambda known=app.hub.placer.owners.knows, id_=f"resp_{n}": known(id_))
+                await until(lambda known=app.control.placer.owners.knows, id_=f"resp_{n}": known(id_))
                 assert await ask(app, "acme", previous_response_id=f"resp_{n}") == 200
             assert made_by.seen[-1].json["previous_response_id"] == f"resp_{n}"
             missed += await ask(stranger, "few", previous_response_id=f"resp_{n}") != 404
@@ -153,7 +153,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
             assert said["why"].startswith("unreachable")
             await server.start()
             await until(lambda: whole(app))
-            page = (await app.hub.metrics.page_in_slices()).decode()
+            page = (await app.control.metrics.page_in_slices()).decode()
             assert "warmroute_peering_connected 1.0" in page
             assert "warmroute_sharing_routers 1.0" in page
     finally:
@@ -187,6 +187,6 @@ async def test_a_tenants_rate_is_one_through_four_routers(
         figure("sharing_tenants_rate_error_share", 0.05, abs(share - 1))
         await server.kill()
         await until(lambda: not any(map(whole, apps)))
-        parts = [app.hub.admission.quotas.part("acme") for app in apps]
+        parts = [app.control.admission.quotas.part("acme") for app in apps]
         assert sum(parts) == pytest.approx(1.0, abs=0.1)
         assert min(parts) > 0

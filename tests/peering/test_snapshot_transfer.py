@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from router.core.types.placements import Confidence
 from router.peering.frames import PeerFrame, pack_frame
 from router.peering.snapshot_transfer import RECEIVERS_MAX
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.control.test_snapshot import ready, state
 from tests.control.warm_fleet import Conversations, fleet, share
 from tests.peering.routers import routers_of, whole
@@ -127,13 +127,13 @@ async def test_a_sibling_that_dies_in_the_middle_is_given_up() -> None:
         await until(lambda: routers_of(old) == routers_of(other) == 2)
         talk = Conversations(client, other.url)
         await talk.round(range(6), 1)
-        assert old.hub.state is not None
+        assert old.control.state is not None
 
         async def half(*_: object) -> AsyncIterator[bytes]:
             yield b"half"
             await asyncio.sleep(3600)
 
-        old.hub.state.pieces = half  # type: ignore[method-assign, assignment]  # a process that stands still
+        old.control.state.pieces = half  # type: ignore[method-assign, assignment]  # a process that stands still
         new = await stack.enter_async_context(routing(server.url, *engines.urls, name="new"))
         await ready(client, new)
         assert (await state(client, new))["source"] == "other"
@@ -151,8 +151,8 @@ async def test_askers_that_die_make_room(caplog: pytest.LogCaptureFixture) -> No
         old = await stack.enter_async_context(routing(server.url, *engines.urls, name="old"))
         await ready(client, old)
         await Conversations(client, old.url).round(NUMBERS, 1)
-        assert old.hub.link is not None
-        handing = old.hub.link.link._handing
+        assert old.control.link is not None
+        handing = old.control.link.link._handing
         assert handing is not None
         for n in range(RECEIVERS_MAX):
             dead = pack_frame(PeerFrame(name=f"dead{n}", asks=("old", 0)), 1_000 + n, 1.0)

@@ -111,7 +111,7 @@ def test_what_shares_nothing_imports_nothing() -> None:
     """Without a store a whole router imports no client of Redis."""
     script = (
         "import asyncio, sys\n"
-        "from router.single_process import RouterServer\n"
+        "from router.router_server import RouterServer\n"
         "from router.cli.config_loader import load\n"
         "async def main():\n"
         "    over = {'listen.port': 0, 'listen.admin_port': 0, 'listen.lame_duck_s': 0}\n"

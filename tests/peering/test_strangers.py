@@ -96,9 +96,9 @@ async def test_the_same_address_with_other_models_is_another_replica(engine: Fak
     ):
         c.served = [(engine.url, "another")]
         await until(lambda: routers_of(app) == 2 and routers_of(second) == 3 and len(c.link.strangers()) == 2)
-        assert app.hub.link is not None
-        assert app.hub.link.status()["strangers"] == ["c"]
-        assert app.hub.link.figures().strangers == 1
+        assert app.control.link is not None
+        assert app.control.link.status()["strangers"] == ["c"]
+        assert app.control.link.figures().strangers == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("apl"), st.sets(st.integers(0, 5), max_size=3)), max_size=12))

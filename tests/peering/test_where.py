@@ -9,7 +9,7 @@ import pytest
 
 from router.peering import peer_link, peers
 from router.peering.peer_link import PeerChannel
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.config.reloaded import running
 from tests.peering.links import linked
 from tests.peering.routers import routers_of, whole
@@ -27,8 +27,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def link_of(app: RouterServer) -> PeerChannel:
     """Its link."""
-    assert app.hub.link is not None
-    return app.hub.link.link
+    assert app.control.link is not None
+    return app.control.link.link
 
 
 async def listeners(server: StoreServer) -> int:
@@ -57,7 +57,7 @@ async def test_another_url_moves_routers_at_once(tmp_path: Path, engine: FakeEng
             before = [link_of(app)._session for app in apps]
             for each in (one, other):
                 await each.reloader.reload()
-            await until(lambda: all(app.hub.placer.owners.knows("resp_kept") for app in apps))
+            await until(lambda: all(app.control.placer.owners.knows("resp_kept") for app in apps))
             await until(lambda: link_of(one.app).counts["written"] == 2)
             assert all(link_of(app)._session is not session for app, session in zip(apps, before, strict=True))
             async with asyncio.timeout(60):
@@ -134,8 +134,8 @@ async def test_a_session_that_is_lost_and_back_leaves_no_reason(tmp_path: Path, 
             await until(lambda: its.failures["unreachable"])
             heard = its.counts["heard"]
             await until(lambda: its.counts["heard"] > heard)
-            assert router.app.hub.link is not None
-            said = router.app.hub.link.status()
+            assert router.app.control.link is not None
+            said = router.app.control.link.status()
             assert (said["whole"], said["why"], its.counts["interruptions"]) == (True, "", 0)
 
 

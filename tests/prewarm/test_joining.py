@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 
 from router.config.schema import SettingsError
 from router.core.types.replicas import Replica
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, Reply, idle, mute, reset, running, settings, status
@@ -95,7 +95,7 @@ async def test_warming_that_fails(
             await until(lambda: len(ready(app)) == 2)
             await until(lambda: not jobs(app))
             assert len(new.seen) == len(replies)
-            assert why in str(app.hub.warmer.state()["last"][0]["errors"])
+            assert why in str(app.control.warmer.state()["last"][0]["errors"])
             assert app.router.fleet.members[new.url].breaker.failures == (replies == [reset])
             new.go_on.set()
             assert idle(app)
@@ -111,7 +111,7 @@ async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tm
             settings(prewarm__block_readiness=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))
         ) as app:
             told.say()
-            await app.hub.discovered.wait()
+            await app.control.discovered.wait()
             told.say(Replica(engine.url))
             await engine.at_work.wait()
             assert ready(app) == [engine.url]
@@ -150,7 +150,7 @@ async def test_a_restart_is_warmed_again(told: Told, engine: FakeEngine, tmp_pat
                 told.say(Replica(engine.url, "1"), Replica(again.url, "3"))
                 await until(lambda: len(again.seen) == 2)
                 await until(lambda: len(ready(app)) == 2)
-            assert [row["why"] for row in app.hub.warmer.state()["last"]] == [
+            assert [row["why"] for row in app.control.warmer.state()["last"]] == [
                 "joined", "restarted", "restarted", "joined", "joined"
             ]  # fmt: skip
 
@@ -172,8 +172,8 @@ async def test_another_engine_comes_while_one_is_warmed(
             assert new.cancelled.is_set()
             assert len(new.seen) == 2
             assert idle(app)
-            assert app.hub.admission._admission._open == {}
-            assert [row["state"] for row in app.hub.warmer.state()["last"]] == ["done", "failed", "failed", "done"]
+            assert app.control.admission._admission._open == {}
+            assert [row["state"] for row in app.control.warmer.state()["last"]] == ["done", "failed", "failed", "done"]
 
 
 async def test_a_replica_that_restarts_too_often(
@@ -243,12 +243,12 @@ async def test_without_prompts_nobody_waits(told: Told, engine: FakeEngine, tmp_
             await until(app.router.fleet.ready)
             told.say(Replica(engine.url), Replica(new.url))
             await until(lambda: len(ready(app)) == 2)
-            assert "No such file" in str(app.hub.warmer.state()["last"])
+            assert "No such file" in str(app.control.warmer.state()["last"])
         async with joining(told, engine, new, prewarm__templates=3) as app:
             await until(lambda: len(ready(app)) == 2)
         async with joining(told, engine, new) as app:
             await until(lambda: len(ready(app)) == 2)
-            assert app.hub.warmer.state() == {"running": [], "queue": [], "last": []}
+            assert app.control.warmer.state() == {"running": [], "queue": [], "last": []}
         assert engine.seen == new.seen == []
 
 
@@ -281,9 +281,9 @@ async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: F
             body = chat(f"question {number} " * 50)
             async with client.post(app.url + CHAT, json=body, headers=ring.of("acme")) as response:
                 assert response.status == 200
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
-        observatory.register_templates(app.hub.edges.templates())
+        observatory.register_templates(app.control.frontends.templates())
         assert observatory.hottest(9)
         sent = len(engine.seen)
         (row,) = (await call(client, app, {"templates": 9, "wait": True}))["replicas"]

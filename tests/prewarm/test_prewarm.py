@@ -35,8 +35,8 @@ async def test_the_first_request_of_a_warmed_prompt_is_a_hit(client: ClientSessi
         assert cached > 1_000
         assert abs(predicted - cached) < 200
         assert idle(app)
-        assert app.hub.admission._admission._open == {}
-        text = app.hub.metrics.page().decode()
+        assert app.control.admission._admission._open == {}
+        text = app.control.metrics.page().decode()
         assert 'warmroute_prewarm_requests_total{result="ok"} 1.0' in text
         assert f"warmroute_prewarm_tokens_total {float(row['prompt_tokens'])}" in text
         assert len((await page(client, app, "decisions"))["decisions"]) == 1
@@ -126,7 +126,7 @@ async def test_a_learned_template(client: ClientSession, engines: Engines) -> No
     """Its request is sent, cut behind what is shared; one that does not begin with it, as an isolated tenant's without
     its salt does not, is not sent; nor is what is held already. The other conversation finds it."""
     async with running(*engines.urls) as app:
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
         first, second = engines.urls
         long = chat("first question", "answer " * 500, "second question " * 300, model="sim")
@@ -156,9 +156,9 @@ async def test_a_template_learned_from_traffic(client: ClientSession, engines: E
     async with running(*engines.urls) as app:
         for number in range(4):
             holder, *_ = await ask(client, app.url, chat(f"question {number} " * 60, model="sim"))
-        observatory = app.hub.observatory
+        observatory = app.control.observatory
         assert observatory is not None
-        observatory.register_templates(app.hub.edges.templates())
+        observatory.register_templates(app.control.frontends.templates())
         (cold,) = {*engines.urls} - {holder}
         (row,) = (await call(client, app, {"templates": 1, "replicas": [cold], "wait": True}))["replicas"]
         assert (row["sent"], row["errors"]) == (1, [])

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 
 CHAT = "/v1/chat/completions"
 
@@ -60,5 +60,5 @@ async def ask(client: ClientSession, url: str, body: dict[str, Any]) -> tuple[st
 
 def jobs(app: RouterServer) -> list[dict[str, Any]]:
     """What has not ended."""
-    state = app.hub.warmer.state()
+    state = app.control.warmer.state()
     return [*state["running"], *state["queue"]]

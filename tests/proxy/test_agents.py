@@ -1,4 +1,4 @@
-"""Agents' clients, as recorded, through both faces: what pages, groups and traces tell of them, and of whom not."""
+"""Agents' clients, as recorded, through both frontends: what pages, groups and traces tell of them, and of whom not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_the_proxy_knows_agents(client: ClientSession, engine: FakeEngine,
             passed = {name.lower(): value for name, value in engine.seen[-1].headers.items()}
             named = {name.lower(): value for name, value in headers.items() if name.lower() != "user-agent"}
             assert named.items() <= passed.items()
-        records = list(app.hub.pages.decisions)
+        records = list(app.control.pages.decisions)
         for record, (*_, meant) in zip(records, captured(of), strict=True):
             check(record, meant)
         session = captured(of)[0][3]["session"]
@@ -77,8 +77,8 @@ async def test_the_picker_knows_agents(engine: FakeEngine, of: str, mode: str) -
                 else:
                     await it.head(path, headers=lower)
                     assert await it.hear() is not None
-        await until(lambda: len(app.hub.pages.decisions) == len(captured(of)))
-        records = list(app.hub.pages.decisions)
+        await until(lambda: len(app.control.pages.decisions) == len(captured(of)))
+        records = list(app.control.pages.decisions)
     found = sorted((record.agent, record.agent_id, record.agent_parent) for record in records)
     meant = [(each["client"], each["conversation"], each["parent"]) for *_, each in captured(of)]
     assert found == sorted(
@@ -97,7 +97,7 @@ async def test_isolated_tenants_never_meet(client: ClientSession, engine: FakeEn
         for tenant in ring.keys:
             async with client.post(app.url + path, json=body, headers={**headers, **ring.of(tenant)}) as answer:
                 assert answer.status == 200
-        records = list(app.hub.pages.decisions)
+        records = list(app.control.pages.decisions)
         found = {}
         for tenant in ("", *ring.keys):
             query = {"session": meant["session"]} | ({"tenant": tenant} if tenant else {})

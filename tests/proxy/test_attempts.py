@@ -88,7 +88,7 @@ async def test_no_connection_in_time_costs_no_attempt(
         async with client.post(app.url + CHAT, json=BODY) as response:
             assert response.status == 200
             assert await response.read() == b"".join(events())
-        record = app.hub.pages.decisions[-1]
+        record = app.control.pages.decisions[-1]
         assert record.retries == (("connect", left.url), ("engine", right.url))
         assert idle(app)
 
@@ -102,7 +102,7 @@ async def test_connects_are_bounded(client: ClientSession, engine: FakeEngine) -
             assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica_ready")
             assert "Retry-After" in response.headers
         hole.close()
-        assert len(app.hub.pages.decisions[-1].retries) == 1
+        assert len(app.control.pages.decisions[-1].retries) == 1
         assert idle(app)
 
 
@@ -187,7 +187,7 @@ async def test_stale_connections_are_no_tries(retries_max: int) -> None:
             async with client.request(method, app.url + path, json={"model": "m", "input": "x"}) as response:
                 assert response.status == 200
         assert len(one.seen) + len(two.seen) == sent + 6
-        assert not any(member.breaker.failures for member in app.hub.router.members)
+        assert not any(member.breaker.failures for member in app.control.router.members)
 
 
 @on_uvloop
@@ -248,7 +248,7 @@ async def test_one_faulty_replica_fails_nobody(client: ClientSession, engine: Fa
                     assert (response.status, await response.read()) == (200, b"".join(events()))
                 assert len(engine.seen) - seen <= 1, "asked the replica that had failed"
                 faults += len(engine.seen) - seen
-                record = app.hub.pages.decisions[-1]
+                record = app.control.pages.decisions[-1]
                 assert len(record.retries) == len(engine.seen) - seen
                 app.router.fleet.members[engine.url].breaker.close()  # or it would be left alone
             assert idle(app)
@@ -274,8 +274,8 @@ async def test_shed_moves_on_and_is_remembered(client: ClientSession, engine: Fa
                     assert (response.status, await response.read()) == (200, b"".join(events()))
             assert (len(engine.seen), len(other.seen)) == (1, 10)
         assert app.router.fleet.members[engine.url].breaker.failures == 0
-        assert b'warmroute_attempts_total{outcome="shed"} 2.0' in app.hub.metrics.page()
-        assert b'warmroute_attempts_total{outcome="ok"} 20.0' in app.hub.metrics.page()
+        assert b'warmroute_attempts_total{outcome="shed"} 2.0' in app.control.metrics.page()
+        assert b'warmroute_attempts_total{outcome="ok"} 20.0' in app.control.metrics.page()
         assert idle(app)
 
 
@@ -354,7 +354,7 @@ async def test_a_stream_that_is_none(client: ClientSession, engine: FakeEngine, 
         for _ in range(2):
             async with client.post(app.url + CHAT, json=BODY) as response:
                 assert (response.status, await response.read()) == (200, b"".join(events()))
-        assert sum(kind == "garbage" for record in app.hub.pages.decisions for kind, _ in record.retries) >= 1
+        assert sum(kind == "garbage" for record in app.control.pages.decisions for kind, _ in record.retries) >= 1
         assert idle(app)
 
 

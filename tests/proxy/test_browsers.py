@@ -307,7 +307,7 @@ async def test_origins_change_at_run_time(client: ClientSession, engine: FakeEng
     """From the next answer on, on connections that are open."""
     async with running(engine) as app:
         for origins, allowed in (((PAGE,), PAGE), (("*",), "*"), ((), None)):
-            app.edge.reload(settings(engine, listen__cors_origins=origins))
+            app.http.reload(settings(engine, listen__cors_origins=origins))
             async with client.get(app.url + "/v1/models", headers={"Origin": PAGE}) as answer:
                 assert answer.headers.get(ALLOW) == allowed
 

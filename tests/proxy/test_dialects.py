@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.core.types.placements import Usage
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import (
     GENERATED,
@@ -65,7 +65,7 @@ async def gpt(app: RouterServer) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def last(app: RouterServer) -> RequestRecord:
     """The last request's record."""
-    return app.hub.pages.decisions[-1]
+    return app.control.pages.decisions[-1]
 
 
 async def test_messages_whole(claude: anthropic.AsyncAnthropic, app: RouterServer) -> None:
@@ -214,7 +214,7 @@ async def test_the_first_token_of_a_response_is_not_its_first_event(
         assert b"response.created" in await response.content.readline()
         (lease,) = [lease for member in app.router.fleet.members.values() for lease in member.leases.values()]
         assert lease.first_token_s is None
-        assert app.hub.placer.owners.owner("resp_1", "") == lease.replica
+        assert app.control.placer.owners.owner("resp_1", "") == lease.replica
         engine.go_on.set()
         await response.read()
     assert lease.first_token_s is not None

@@ -24,7 +24,7 @@ async def test_a_request_goes_in_two_legs(handshake: KvConnector, stream: bool) 
     """One engine prefills it, another one fetches its blocks and decodes; the client sees one answer, and the placer
     hears of the prefilling engine's own count."""
     async with fleet(handshake) as it:
-        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=it.http.url + "/v1", api_key="x", max_retries=0) as client:
             if stream:
                 chunks = [
                     chunk
@@ -50,7 +50,7 @@ async def test_a_request_goes_in_two_legs(handshake: KvConnector, stream: bool) 
 async def test_many_at_once_get_their_own_blocks(handshake: KvConnector) -> None:
     """Ids and rooms are each request's own: none is fetched twice, and no engine crashes."""
     async with fleet(handshake, 2, 2) as it:
-        said = await asyncio.gather(*(ask(it.edge.url, prompt=f"{n} {PROMPT}", stream=n % 2 == 0) for n in range(24)))
+        said = await asyncio.gather(*(ask(it.http.url, prompt=f"{n} {PROMPT}", stream=n % 2 == 0) for n in range(24)))
         assert {status for status, _ in said} == {200}
         await it.idle()
         assert it.fetched() == 24
@@ -62,7 +62,7 @@ async def test_many_at_once_get_their_own_blocks(handshake: KvConnector) -> None
 async def test_what_may_not_be_split_goes_in_one_leg(handshake: KvConnector) -> None:
     """Two choices are computed where they are decoded."""
     async with fleet(handshake) as it:
-        status, _ = await ask(it.edge.url, n=2)
+        status, _ = await ask(it.http.url, n=2)
         assert (status, it.placer.placed) == (200, [("", it.decode[0])])
         await it.idle()
         assert it.fetched() == 0
@@ -71,7 +71,7 @@ async def test_what_may_not_be_split_goes_in_one_leg(handshake: KvConnector) -> 
 async def test_a_prompt_without_blocks_is_computed_where_it_is_decoded() -> None:
     """NIXL answers null for a prompt shorter than a block."""
     async with fleet(KvConnector.NIXL) as it:
-        status, _ = await ask(it.edge.url, prompt="short")
+        status, _ = await ask(it.http.url, prompt="short")
         assert status == 200
         await it.idle()
         assert (it.fetched(), it.placer.failures) == (0, [])
@@ -84,7 +84,7 @@ async def test_a_prompt_without_blocks_is_computed_where_it_is_decoded() -> None
 async def test_a_request_that_no_engine_takes_is_refused_once(handshake: KvConnector) -> None:
     """The client gets the engine's own refusal; nobody is blamed, and nothing is tried again."""
     async with fleet(handshake) as it:
-        status, body = await ask(it.edge.url, prompt="")
+        status, body = await ask(it.http.url, prompt="")
         assert (status, "error" in body) == (400, True)
         await it.idle()
         assert (len(it.placer.placed), it.placer.failures) == (1, [])
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks(mo
     monkeypatch.setattr(disagg_prefill, "RELEASE_S", 60.0)
     async with fleet(KvConnector.NIXL) as it:
         stop_clocks(it.engines)
-        upstream, connecting, go_on = it.edge.upstream, asyncio.Event(), asyncio.Event()
+        upstream, connecting, go_on = it.http.upstream, asyncio.Event(), asyncio.Event()
         connect = upstream._connect
 
         async def slowly(pool: Any) -> Any:
@@ -107,12 +107,12 @@ async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks(mo
             return await connect(pool)
 
         upstream._connect = slowly  # type: ignore[method-assign]
-        asking = asyncio.create_task(ask(it.edge.url))
+        asking = asyncio.create_task(ask(it.http.url))
         async with asyncio.timeout(60):
             await connecting.wait()
         assert len(it.engines.links[0].legs) == 1
         asking.cancel()
-        await until(lambda: it.edge.proxy.in_flight == 0)
+        await until(lambda: it.http.proxy.in_flight == 0)
         assert len(it.engines.links[0].legs) == 1
         go_on.set()
         await until(lambda: not len(it.engines.links[0].legs))
@@ -140,14 +140,14 @@ async def test_a_client_of_mooncake_that_leaves_strands_no_room(moment: Moment) 
     come of goes on behind the client, and then nothing is left at either engine, and nobody is blamed."""
     async with fleet(KvConnector.MOONCAKE) as it:
         reached, go_on = await _holding(it, Role.PREFILL, moment)
-        asking = asyncio.create_task(ask(it.edge.url))
+        asking = asyncio.create_task(ask(it.http.url))
         async with asyncio.timeout(60):
             await reached.wait()
         prefill, decode = it.engines.links
         await until(lambda: decode.waiting == 1)
         asking.cancel()
-        await until(lambda: it.edge.proxy.in_flight == decode.waiting == 0)
-        assert (prefill.waiting, it.edge.legs.open) == (1, 1)
+        await until(lambda: it.http.proxy.in_flight == decode.waiting == 0)
+        assert (prefill.waiting, it.http.legs.open) == (1, 1)
         go_on.set()
         await it.idle()
         assert (len(prefill.legs), prefill.legs.stranded, it.placer.failures) == (0, 0, [])
@@ -160,11 +160,11 @@ async def test_prefills_behind_clients_that_left_are_limited(monkeypatch: pytest
     async with fleet(KvConnector.MOONCAKE) as it:
         _, go_on = await _holding(it, Role.PREFILL, Moment.ARRIVED)
         prefill, decode = it.engines.links
-        asking = [asyncio.create_task(ask(it.edge.url, prompt=f"{n} {PROMPT}")) for n in range(5)]
+        asking = [asyncio.create_task(ask(it.http.url, prompt=f"{n} {PROMPT}")) for n in range(5)]
         await until(lambda: prefill.waiting == decode.waiting == 5)
         for each in asking:
             each.cancel()
-        await until(lambda: it.edge.proxy.in_flight == decode.waiting == 0 and prefill.waiting == 2)
+        await until(lambda: it.http.proxy.in_flight == decode.waiting == 0 and prefill.waiting == 2)
         go_on.set()
         await it.idle()
         assert it.placer.failures == []
@@ -189,7 +189,7 @@ async def test_a_client_that_leaves_ends_both_legs(handshake: KvConnector, role:
 
         for link in it.engines.links:
             link.trip = hold
-        asking = asyncio.create_task(ask(it.edge.url))
+        asking = asyncio.create_task(ask(it.http.url))
         async with asyncio.timeout(60):
             await reached.wait()
         asking.cancel()
@@ -205,7 +205,7 @@ async def test_blocks_behind_a_connection_that_was_closed_are_freed() -> None:
     """The engine closes a connection that was idle just when the decode leg is sent on it: it is told of the blocks
     once more, besides the retry, since it may not have read of them."""
     async with fleet(KvConnector.NIXL) as it:
-        assert (await ask(it.edge.url))[0] == 200
+        assert (await ask(it.http.url))[0] == 200
         arrived = 0
 
         async def closes(of: Role, moment: Moment) -> None:
@@ -217,7 +217,7 @@ async def test_blocks_behind_a_connection_that_was_closed_are_freed() -> None:
 
         for link in it.engines.links:
             link.trip = closes
-        status, _ = await ask(it.edge.url, prompt=f"another {PROMPT}")
+        status, _ = await ask(it.http.url, prompt=f"another {PROMPT}")
         assert status == 200
         await it.idle()
         assert arrived == 3
@@ -232,11 +232,11 @@ async def test_an_error_of_whoever_computes_alone_is_its_own() -> None:
     async with FakeEngine(owned_by="vllm") as prefill, FakeEngine(owned_by="vllm") as decode:
         decode.script.append(error_event)
         async with splitting(KvConnector.NIXL, [prefill.url], [decode.url], upstream__retries_max=0) as (
-            edge,
+            http,
             placer,
             _,
         ):
-            await ask(edge.url, model="m", stream=True)
+            await ask(http.url, model="m", stream=True)
             assert placer.placed == [(prefill.url, decode.url)]
             assert placer.failures == [(decode.url, "decode_engine")]
             assert placer.broken == []

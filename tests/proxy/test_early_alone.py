@@ -19,7 +19,7 @@ from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
 from router.core.types.placements import ExternalKv, Pull
 from router.proxy.http_frontend import HttpFrontend
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support import fakes
 from tests.support.fakes import FakeEngine, Reply, idle, message_events, response_events, running
 from tests.support.splitting import frontend
@@ -66,8 +66,8 @@ async def asked(url: str, path: str) -> AsyncIterator[ClientResponse]:
 def later(app: RouterServer, by_s: float) -> None:
     """The watchdog looks now, and so much later, in which nothing comes."""
     now_s = asyncio.get_running_loop().time()
-    app.edge.upstream.look(now_s)
-    app.edge.upstream.look(now_s + by_s)
+    app.http.upstream.look(now_s)
+    app.http.upstream.look(now_s + by_s)
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -82,7 +82,7 @@ async def test_a_prefill_may_take_its_time_behind_early_events(engine: FakeEngin
             later(app, 590.0)
             engine.go_on.set()
             assert await response.read() == b"".join(rest)
-        assert app.hub.pages.decisions[-1].ending == "ok"
+        assert app.control.pages.decisions[-1].ending == "ok"
         assert idle(app)
 
 
@@ -116,9 +116,9 @@ async def test_a_stuck_replica_ends_what_it_has_not_begun(engine: FakeEngine, pa
             engine.script.append(held(early, rest))
             async with asked(app.url, path) as response:
                 assert await response.content.readexactly(len(b"".join(early)))
-                app.edge.on_replica_stalled(engine.url)
+                app.http.on_replica_stalled(engine.url)
                 assert code(path, await response.read()) == "stream_stalled"
-                record = app.hub.pages.decisions[-1]
+                record = app.control.pages.decisions[-1]
                 assert (record.ending, record.ttft_s, (record.error or "").partition(":")[0]) == (
                     "failed", None, "stalled",
                 )  # fmt: skip
@@ -135,7 +135,8 @@ def code(path: str, told: bytes) -> str:
 
 
 class PullPlacer:
-    """Places as the hub does, and has each request that may pull its prompt do so from a replica that never sends."""
+    """Places as the control plane does, and has each request that may pull its prompt do so from a replica that never
+    sends."""
 
     def __init__(self, inner: LocalPlacementService) -> None:
         self._inner = inner
@@ -165,13 +166,13 @@ class PullPlacer:
 
 @asynccontextmanager
 async def pulling(*engines: FakeEngine) -> AsyncIterator[tuple[HttpFrontend, PullPlacer]]:
-    """An edge before these replicas, which pull all prompts."""
+    """A frontend before these replicas, which pull all prompts."""
     settings = fakes.settings(*engines)
-    async with ControlPlane(settings) as hub:
-        placer = PullPlacer(hub.placer)
-        async with frontend(settings, placer, hub) as edge:
-            await hub.probe_now()
-            yield edge, placer
+    async with ControlPlane(settings) as control:
+        placer = PullPlacer(control.placer)
+        async with frontend(settings, placer, control) as http:
+            await control.probe_now()
+            yield http, placer
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -181,18 +182,18 @@ async def test_a_pull_that_stalls_behind_early_events_is_made_good(
     """Where a prompt is pulled, early events wait for the first that comes of work: so the request can be sent again
     without the pull, its source rests, and its client hears of one answer alone."""
     _, early, rest = STREAMS[path]
-    async with pulling(engine, other) as (edge, placer):
+    async with pulling(engine, other) as (http, placer):
         for fake in (engine, other):
             fake.script.append(held(early, rest))
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(_whole(edge, path))
+            answer = tasks.create_task(_whole(http, path))
             first = await _at_work(engine, other)
             second = other if first is engine else engine
             second.script.clear()
             second.script.append(held([*early, *rest]))
             now_s = asyncio.get_running_loop().time()
-            edge.upstream.look(now_s)
-            edge.upstream.look(now_s + 100.0)
+            http.upstream.look(now_s)
+            http.upstream.look(now_s + 100.0)
         assert answer.result() == b"".join([*early, *rest])
         assert (placer.pulls, placer.stalled, placer.failures) == ([True, False], ["http://source"], ["pull"])
         async with asyncio.timeout(60):
@@ -203,10 +204,10 @@ async def test_a_pull_that_stalls_behind_early_events_is_made_good(
 async def test_a_pull_that_succeeds_keeps_every_byte(engine: FakeEngine, path: str) -> None:
     """What waited comes first, and all of it."""
     _, early, rest = STREAMS[path]
-    async with pulling(engine) as (edge, placer):
+    async with pulling(engine) as (http, placer):
         engine.script.append(held(early, rest[:1], rest[1:]))
         async with asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(_whole(edge, path))
+            answer = tasks.create_task(_whole(http, path))
             for _ in range(2):
                 async with asyncio.timeout(60):
                     await engine.at_work.wait()
@@ -216,8 +217,8 @@ async def test_a_pull_that_succeeds_keeps_every_byte(engine: FakeEngine, path: s
         assert (placer.pulls, placer.stalled) == ([True], [])
 
 
-async def _whole(edge: HttpFrontend, path: str) -> bytes:
-    async with asked(edge.url, path) as response:
+async def _whole(http: HttpFrontend, path: str) -> bytes:
+    async with asked(http.url, path) as response:
         return await response.read()
 
 

@@ -39,18 +39,18 @@ BROKEN: dict[str, tuple[dict[str, Any], list[bytes], list[bytes]]] = {
 
 @asynccontextmanager
 async def pair(**overrides: Any) -> AsyncIterator[tuple[FakeEngine, FakeEngine, HttpFrontend, SplitPlacer]]:
-    """An engine that prefills, one that decodes, and an edge before them."""
+    """An engine that prefills, one that decodes, and a frontend before them."""
     async with FakeEngine(owned_by="vllm") as prefill, FakeEngine(owned_by="vllm") as decode:
         addresses = {prefill.url: "127.0.0.1:5710"}
         legs = ([prefill.url], [decode.url], addresses)
-        async with splitting(KvConnector.OFFLOADING, *legs, **overrides) as (edge, placer, _):
-            yield prefill, decode, edge, placer
+        async with splitting(KvConnector.OFFLOADING, *legs, **overrides) as (http, placer, _):
+            yield prefill, decode, http, placer
 
 
-async def asked(edge: HttpFrontend, path: str = "/v1/responses") -> tuple[int, bytes]:
+async def asked(http: HttpFrontend, path: str = "/v1/responses") -> tuple[int, bytes]:
     """(status, body) of a stream."""
     body = {"model": "m", "stream": True, **BROKEN[path][0]}
-    async with ClientSession() as client, client.post(f"{edge.url}{path}", json=body) as response:
+    async with ClientSession() as client, client.post(f"{http.url}{path}", json=body) as response:
         return response.status, await response.read()
 
 
@@ -84,10 +84,10 @@ def behind(other: FakeEngine, reply: Reply) -> Reply:
 async def test_a_prefill_that_breaks_behind_early_events_is_made_good() -> None:
     """The decoding engine has said that the request arrived, which its client has not been told: it gets the answer of
     another attempt, whole."""
-    async with pair() as (prefill, decode, edge, placer):
+    async with pair() as (prefill, decode, http, placer):
         prefill.script.append(behind(decode, reset))
         decode.script.append(early_then(lambda _: None))
-        assert await asked(edge) == (200, b"".join(response_events()))
+        assert await asked(http) == (200, b"".join(response_events()))
         assert placer.placed == [(prefill.url, decode.url), ("", decode.url)]
         assert placer.failures == [(prefill.url, "prefill_broke_early")]
         async with asyncio.timeout(60):
@@ -100,13 +100,13 @@ async def test_blocks_that_did_not_come_are_told_behind_early_events(path: str, 
     """The decoding engine's stream fails behind events that come of no work, in one piece with them or not: the request
     is tried again in one leg, and its client hears of the answer alone."""
     _, said, healthy = BROKEN[path]
-    async with pair() as (prefill, decode, edge, placer):
+    async with pair() as (prefill, decode, http, placer):
 
         async def fails(_: FakeEngine, request: web.Request) -> web.StreamResponse:
             return await stream(request, [b"".join(said)] if at_once else said)
 
         decode.script.append(fails)
-        assert await asked(edge, path) == (200, b"".join(healthy))
+        assert await asked(http, path) == (200, b"".join(healthy))
         assert placer.placed == [(prefill.url, decode.url), ("", decode.url)]
         assert placer.failures == [(decode.url, "decode_blocks")]
         assert placer.broken == [(prefill.url, decode.url)]
@@ -114,13 +114,13 @@ async def test_blocks_that_did_not_come_are_told_behind_early_events(path: str, 
 
 async def test_a_stream_that_is_nothing_but_a_role_is_whole() -> None:
     """Where no more comes, what came is passed on as it is."""
-    async with pair() as (_, decode, edge, placer):
+    async with pair() as (_, decode, http, placer):
 
         async def short(_: FakeEngine, request: web.Request) -> web.StreamResponse:
             return await stream(request, [ROLE])
 
         decode.script.append(short)
-        status, body = await asked(edge, "/v1/chat/completions")
+        status, body = await asked(http, "/v1/chat/completions")
         assert (status, body.startswith(ROLE)) == (200, True)
         assert len(placer.placed) == 1
 
@@ -128,10 +128,10 @@ async def test_a_stream_that_is_nothing_but_a_role_is_whole() -> None:
 async def test_early_events_are_no_beginning() -> None:
     """The prefill has ended, and nothing comes behind the early events: the stream is tried again at the time in which
     it should have begun."""
-    async with pair(p2p__timeout_s=0.05, upstream__first_byte_timeout_s=600.0) as (_, decode, edge, placer):
+    async with pair(p2p__timeout_s=0.05, upstream__first_byte_timeout_s=600.0) as (_, decode, http, placer):
         decode.script.append(early_then(lambda _: None))
         async with asyncio.timeout(60):
-            assert await asked(edge) == (200, b"".join(response_events()))
+            assert await asked(http) == (200, b"".join(response_events()))
         assert placer.failures == [(decode.url, "decode_blocks_stalled")]
 
 
@@ -144,24 +144,24 @@ async def test_what_came_early_comes_first(pieces: int) -> None:
     async def cut(_: FakeEngine, request: web.Request) -> web.StreamResponse:
         return await stream(request, [said[at : at + size] for at in range(0, len(said), size)])
 
-    async with pair() as (prefill, decode, edge, placer):
+    async with pair() as (prefill, decode, http, placer):
         prefill.script.append(ok)
         decode.script.append(cut)
-        assert await asked(edge) == (200, said)
+        assert await asked(http) == (200, said)
         assert placer.failures == []
         assert placer.placed == [(prefill.url, decode.url)]
 
 
 async def test_a_client_that_leaves_behind_early_events_ends_both_legs() -> None:
     """It has heard nothing yet, and both engines are told at once."""
-    async with pair() as (prefill, decode, edge, placer):
+    async with pair() as (prefill, decode, http, placer):
         prefill.script.append(early_then(lambda _: None))
         decode.script.append(early_then(lambda _: None))
-        asking = asyncio.create_task(asked(edge))
+        asking = asyncio.create_task(asked(http))
         async with asyncio.timeout(60):
             await asyncio.gather(prefill.at_work.wait(), decode.at_work.wait())
         asking.cancel()
-        await until(lambda: not (edge.proxy.in_flight or edge.legs.open or placer.legs))
+        await until(lambda: not (http.proxy.in_flight or http.legs.open or placer.legs))
         async with asyncio.timeout(60):
             await asyncio.gather(prefill.cancelled.wait(), decode.cancelled.wait())
         assert placer.failures == []

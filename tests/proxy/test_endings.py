@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientPayloadError, ClientSession
 
 import router.http.upstream
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import RawEngine, Wire, proxied
 from tests.support.fakes import GENERATED, events, generate_events, idle, message_events, response_events, running
 from tests.support.recorded import SSE, head
@@ -130,11 +130,11 @@ async def test_error_events(client: ClientSession, monkeypatch: pytest.MonkeyPat
             if path == RESPONSES:
                 assert (said["type"], said["code"]) == ("error", said["error"]["code"])
                 assert said["sequence_number"] == len(faults.events)
-            record = app.hub.pages.decisions[-1]
+            record = app.control.pages.decisions[-1]
             assert (record.ending, record.status) == ("failed", 200)
         kinds = {"stall": "stalled", "RST": "broke_midway", "FIN": "broke_midway", "short chunk": "broke_midway"}
         failures = f'kind="{kinds.get(fault, "unfinished")}",replica="{faults.engine.url}"}} {KILLS}.0'
-        assert failures.encode() in app.hub.metrics.page()
+        assert failures.encode() in app.control.metrics.page()
 
 
 async def use(app: RouterServer, path: str) -> list[Any]:
@@ -179,7 +179,7 @@ async def test_a_whole_answer_stays_one(
         async with client.post(app.url + path, json=body | {"input": "x"}) as response:
             got = await response.read()
         assert got.removesuffix(b"\xff\x00 no event") == b"".join(faults.events)
-        assert app.hub.pages.decisions[-1].ending == "ok"
+        assert app.control.pages.decisions[-1].ending == "ok"
 
 
 async def test_an_engines_own_error_is_an_end(client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ async def test_an_engines_own_error_is_an_end(client: ClientSession, monkeypatch
             faults.events = [*events()[:2], *end]
             async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
                 assert await response.read() == b"".join(faults.events)
-            assert app.hub.pages.decisions[-1].ending == "failed"
+            assert app.control.pages.decisions[-1].ending == "failed"
 
 
 async def test_what_cannot_be_judged_is_not(client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ async def test_compressed_streams(client: ClientSession) -> None:
     async with RawEngine(play) as engine, running(engine.url) as app:
         async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
             assert await response.read() == body
-        assert app.hub.pages.decisions[-1].ending == "ok"
+        assert app.control.pages.decisions[-1].ending == "ok"
 
 
 async def test_a_break_within_a_long_event(client: ClientSession) -> None:
@@ -229,7 +229,7 @@ async def test_a_break_within_a_long_event(client: ClientSession) -> None:
         before, _, error = said.rpartition(b"\n\ndata: ")
         assert before.endswith(b"x" * 100_000)
         assert json.loads(error)["error"]["code"] == "stream_broken"
-        assert app.hub.pages.decisions[-1].ending == "failed"
+        assert app.control.pages.decisions[-1].ending == "failed"
 
 
 async def test_a_long_last_event(client: ClientSession) -> None:
@@ -247,7 +247,7 @@ async def test_a_long_last_event(client: ClientSession) -> None:
             body = {"model": "m", "stream": True, "messages": SAID, "input": "x"}
             async with client.post(app.url + path, json=body) as response:
                 assert await response.read() == b"".join(begun_)
-            assert app.hub.pages.decisions[-1].ending == "ok"
+            assert app.control.pages.decisions[-1].ending == "ok"
 
 
 def said_early(path: str) -> list[bytes]:
@@ -280,7 +280,7 @@ async def test_a_reason_in_the_middle_of_a_long_event(
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
         async with client.post(app.url + path, json={"model": "m", "stream": True, "text": "x", "prompt": "x"}) as got:
             assert await got.read() == b"".join(pieces)
-        assert app.hub.pages.decisions[-1].ending == "ok"
+        assert app.control.pages.decisions[-1].ending == "ok"
 
 
 async def test_pings_do_not_hide_the_end(client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ async def test_pings_do_not_hide_the_end(client: ClientSession, monkeypatch: pyt
             faults.events = pings
             async with client.post(app.url + CHAT, json={"model": "m", "stream": True, "messages": SAID}) as response:
                 assert await response.read() == b"".join(pings)
-            assert app.hub.pages.decisions[-1].ending == "ok"
+            assert app.control.pages.decisions[-1].ending == "ok"
 
 
 async def test_a_stored_response_that_is_fetched_as_a_stream(client: ClientSession) -> None:

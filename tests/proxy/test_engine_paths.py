@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, WSServerHandshakeError
 
 from router import __version__
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring, bearer
 
@@ -41,12 +41,12 @@ async def test_health_under_engines_names(client: ClientSession, tmp_path: Path)
             assert await response.json() == {"version": __version__}
         engine.healthy = False
         for _ in range(2):
-            await app.hub.probe_now()
+            await app.control.probe_now()
         for path in ("/readyz", "/health", "/ping"):
             async with client.get(app.url + path) as response:
                 assert response.status == 503, path
     async with FakeEngine() as engine, running(engine) as app:
-        app.edge.lame_duck()
+        app.http.lame_duck()
         async with client.get(app.url + "/health") as response:
             assert response.status == 503
 

@@ -105,7 +105,7 @@ async def test_why_it_failed_is_for_those_who_may_see_receipts(
             assert (code, error["code"]) == (502, "engine_failed")
             assert "try again" in str(error["message"])
             assert (f"broke_early at {engine.url}" in str(error["message"])) is told
-            assert f"broke_early at {engine.url}" in str(app.hub.pages.decisions[-1].detail)
+            assert f"broke_early at {engine.url}" in str(app.control.pages.decisions[-1].detail)
 
 
 async def test_replica_comes_up(client: ClientSession, unused_tcp_port: int) -> None:

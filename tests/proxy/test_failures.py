@@ -98,7 +98,7 @@ async def test_silent_request_on_a_lost_replica(client: ClientSession, engine: F
         pending = asyncio.ensure_future(client.post(app.url + CHAT, json=body()))
         await first.at_work.wait()
         app.router.observe_health(first.url, False, proof=True)
-        app.edge.upstream.fail_silent_calls(first.url)
+        app.http.upstream.fail_silent_calls(first.url)
         async with await pending as response:
             assert response.headers["x-warmroute-replica"] != first.url
             assert await response.read() == b"".join(events())
@@ -180,7 +180,7 @@ async def test_break_midway(client: ClientSession, engine: FakeEngine) -> None:
             told = (await response.read()).removeprefix(b"".join(events()[:2]))
             assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "stream_broken"
         assert idle(app)
-        assert app.hub.pages.decisions[-1].ending == "failed"
+        assert app.control.pages.decisions[-1].ending == "failed"
 
 
 async def test_idle_stream_is_cut(client: ClientSession, engine: FakeEngine) -> None:
@@ -210,7 +210,7 @@ async def test_client_leaves(engine: FakeEngine, reply: Reply, streams: bool) ->
         async with asyncio.timeout(60):
             while not idle(app):
                 await asyncio.sleep(0)
-        assert app.hub.pages.decisions[-1].status == 499
+        assert app.control.pages.decisions[-1].status == 499
         assert app.router.fleet.ready()
 
 
@@ -234,7 +234,7 @@ async def test_restart_is_noticed(client: ClientSession, engine: FakeEngine) -> 
                 pass
         assert app.router.index.blocks(engine.url) > 0
         engine.metrics = "vllm:prompt_tokens_total 0\n"
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert app.router.index.blocks(engine.url) == 0
 
 
@@ -242,10 +242,10 @@ async def test_unhealthy_replica_gets_nothing(client: ClientSession, engine: Fak
     """Two failed health checks in a row take a replica out; one good one brings it back."""
     async with running(engine, other) as app:
         engine.healthy = False
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert len(app.router.fleet.ready()) == 2
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert [m.id for m in app.router.fleet.ready()] == [other.url]
         engine.healthy = True
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert len(app.router.fleet.ready()) == 2

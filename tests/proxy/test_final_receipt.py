@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import ClientSession, HttpVersion10
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import USAGE, FakeEngine, breaks_midway, events, running, stream
 from tests.support.keyring import Keyring
 
@@ -106,4 +106,4 @@ async def test_official_clients_pass_over_it(engine: FakeEngine) -> None:
             for _ in range(2):
                 async with claude.messages.stream(**BODIES[MESSAGES]) as said:
                     assert (await said.get_final_message()).usage.output_tokens == 3
-        assert app.edge.proxy.in_flight == 0
+        assert app.http.proxy.in_flight == 0

@@ -10,7 +10,7 @@ from aiohttp import ClientSession, web
 
 from loadtest.common.answers import DONE, data_event, named_event
 from router.core.fleet.breaker import State
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, Reply, error_event, idle, running, status, stream
 
 CHAT, MESSAGES, RESPONSES, GENERATE = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"
@@ -38,7 +38,7 @@ def full(path: str, *, streams: bool) -> Reply:
 
 def states(app: RouterServer) -> set[State]:
     """What the replicas are sent."""
-    return {member.state(app.hub.placer._clock()) for member in app.hub.router.members}
+    return {member.state(app.control.placer._clock()) for member in app.control.router.members}
 
 
 async def ask(client: ClientSession, app: RouterServer, path: str, *, streams: bool) -> tuple[int, str]:
@@ -71,7 +71,7 @@ async def test_the_other_one_is_tried(
             assert not engine.script
             assert not other.script
         assert states(app) == {State.RESTING}
-        assert not any(member.breaker.failures for member in app.hub.router.members)
+        assert not any(member.breaker.failures for member in app.control.router.members)
         assert (await ask(client, app, path, streams=streams))[0] == 200
         assert idle(app)
 
@@ -86,7 +86,7 @@ async def test_one_that_has_room_serves(
         for _ in range(6):
             assert (await ask(client, app, CHAT, streams=streams))[0] == 200
         assert len(engine.seen) == 1
-        assert not any(member.breaker.failures for member in app.hub.router.members)
+        assert not any(member.breaker.failures for member in app.control.router.members)
 
 
 @pytest.mark.parametrize("well", [True, False])
@@ -101,7 +101,7 @@ async def test_other_words(client: ClientSession, engine: FakeEngine, well: bool
         engine.script.append(status(503, OTHER))
         expected = (429, "1") if well and served else (503, "")
         assert await ask(client, app, CHAT, streams=False) == expected
-        (member,) = app.hub.router.members
+        (member,) = app.control.router.members
         assert member.breaker.failures == (0 if well and served else 1)
 
 
@@ -112,5 +112,5 @@ async def test_no_error_of_an_engine(client: ClientSession, engine: FakeEngine) 
         engine.script.extend([status(503, "<html>no healthy upstream</html>"), error_event])
         assert (await ask(client, app, CHAT, streams=False))[0] == 503
         await ask(client, app, CHAT, streams=True)
-        (member,) = app.hub.router.members
+        (member,) = app.control.router.members
         assert member.breaker.failures == 2

@@ -20,7 +20,7 @@ from router.core.insights.token_funnel import token_fates
 from router.core.types.cache_misses import FUNNEL_STAGES, TokenFate
 from router.core.types.placements import Confidence
 from router.proxy import http_proxy
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry import counters
 from tests.engines.test_exact import BLOCK, CHAT, graded, replicas, routing
 from tests.support.fakes import FakeEngine, running, status

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadtest.common.answers import DONE, data_event
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, Reply, idle, running, stream
 
 CHAT, COMPLETIONS, MESSAGES, GENERATE = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/generate"
@@ -50,7 +50,7 @@ def gives_up(path: str, text: str, status: int | None = None, *, streams: bool =
 
 def blamed(app: RouterServer) -> int:
     """Failures in a row, of all replicas."""
-    return sum(member.breaker.failures for member in app.hub.router.members)
+    return sum(member.breaker.failures for member in app.control.router.members)
 
 
 async def ask(client: ClientSession, app: RouterServer, path: str, *, streams: bool = False, **headers: str) -> str:
@@ -73,7 +73,7 @@ async def test_a_part_reaches_its_client(
                 fake.script.clear()
                 fake.script.append(gives_up(path, "half of it", spaces=spaces))
             assert "half of it" in await ask(client, app, path)
-            assert app.hub.pages.decisions[-1].retries == ()
+            assert app.control.pages.decisions[-1].retries == ()
         assert len(engine.seen) + len(other.seen) == 4
         assert blamed(app) == 0
         assert idle(app)
@@ -105,7 +105,7 @@ async def test_nothing_is_made_good_elsewhere(
         await ask(client, app, path, streams=streams)
         assert len(engine.seen) == len(other.seen) == 1
         assert blamed(app) == 0
-        assert len(app.hub.pages.decisions[-1].retries) == 1
+        assert len(app.control.pages.decisions[-1].retries) == 1
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from loadtest.fake_engine import tokens
 from loadtest.fake_engine.command import Engines, EngineSettings
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.proxy.test_stream_failover import CHAT, COMPLETIONS, asked, body_of, metric, pair, script
 from tests.support.fakes import FakeEngine, Reply, idle, running, status
 from tests.support.speaking import Speaking, chunks_of, said_in, whole
@@ -43,7 +43,7 @@ async def replace(
     client: ClientSession, app: RouterServer, engines: list[Engines], index: int, stack: AsyncExitStack
 ) -> None:
     """Replace a replica as a rollout does: it drains, ends once it has nothing to do, and another is at its place."""
-    old, page = engines[index], f"{app.hub.admin_url}/admin/replicas/drain"
+    old, page = engines[index], f"{app.control.admin_url}/admin/replicas/drain"
     async with client.post(page, json={"url": old.urls[0]}) as response:
         assert response.status == 200
     async with asyncio.timeout(60):
@@ -55,7 +55,7 @@ async def replace(
     engines[index] = await stack.enter_async_context(Engines(settings))
     async with client.delete(page, params={"url": old.urls[0]}) as response:
         assert response.status == 200
-    await app.hub.probe_now()
+    await app.control.probe_now()
 
 
 async def test_rolling_restart(client: ClientSession) -> None:
@@ -85,7 +85,7 @@ async def test_rolling_restart(client: ClientSession) -> None:
             assert (said["names"], said["ids"], len(said["finish"])) == (1, [], 1)
         moved = await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}')
         assert STREAMS <= moved <= len(streams)
-        page = (await app.hub.metrics.page_in_slices()).decode()
+        page = (await app.control.metrics.page_in_slices()).decode()
         assert "# TYPE warmroute_replica_failures_total counter" in page
         failures = [line for line in page.splitlines() if line.startswith("warmroute_replica_failures_total{")]
         # A request whose replica leaves while it connects is placed again, which blames nobody.
@@ -110,7 +110,7 @@ async def test_begins_after_its_replica_leaves(client: ClientSession) -> None:
         asking = asyncio.create_task(asked(client, app, COMPLETIONS, body))
         async with asyncio.timeout(60):
             await asked_for.wait()
-        app.edge.on_replica_removed((one if one.seen else two).url)
+        app.http.on_replica_removed((one if one.seen else two).url)
         await asyncio.sleep(0.05)  # its time is over
         may_begin.set()
         async with asyncio.timeout(60):
@@ -128,13 +128,13 @@ async def test_hand_over(client: ClientSession) -> None:
         async with asyncio.timeout(60):
             while not (one.at_work.is_set() or two.at_work.is_set()):
                 await asyncio.sleep(0.001)
-        app.edge.on_replica_removed((one if one.at_work.is_set() else two).url)
+        app.http.on_replica_removed((one if one.at_work.is_set() else two).url)
         got = await asking
         assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
         assert await metric(app, 'warmroute_stream_failovers_total{mode="exact",reason="drain"}') == 1
         failures = [
             line
-            for line in (await app.hub.metrics.page_in_slices()).decode().splitlines()
+            for line in (await app.control.metrics.page_in_slices()).decode().splitlines()
             if "replica_failures_total{" in line
         ]
         assert all(line.endswith(" 0.0") for line in failures)
@@ -159,7 +159,7 @@ async def test_rollout(client: ClientSession) -> None:
             busy = one if one.at_work.is_set() else two
             busy.at_work.clear()
             await asyncio.sleep(0.05)  # its events are on their way
-            app.edge.on_replica_removed(busy.url)
+            app.http.on_replica_removed(busy.url)
         assert said_in(chunks_of(await asking)) == said_in(whole(CHAT, body))
         assert not queue
 
@@ -168,7 +168,7 @@ async def test_drain(client: ClientSession) -> None:
     """A replica that is told to drain gets nothing new and hands its streams on; told otherwise, it is as before. An
     unknown one is 404."""
     async with pair(upstream__drain_migrate_after_s=0.0) as (one, two, app):
-        page, body = f"{app.hub.admin_url}/admin/replicas/drain", body_of(CHAT)
+        page, body = f"{app.control.admin_url}/admin/replicas/drain", body_of(CHAT)
         script(one, two, Speaking(after=7, how="hang"))
         asking = asyncio.create_task(asked(client, app, CHAT, body))
         async with asyncio.timeout(60):
@@ -200,8 +200,8 @@ async def test_back_in_time(client: ClientSession) -> None:
             while not (one.at_work.is_set() or two.at_work.is_set()):
                 await asyncio.sleep(0.001)
         busy = one if one.at_work.is_set() else two
-        app.edge.on_replica_removed(busy.url)
-        app.edge.on_replica_ready(busy.url)
+        app.http.on_replica_removed(busy.url)
+        app.http.on_replica_ready(busy.url)
         await asyncio.sleep(0.1)
         assert not asking.done()
         busy.go_on.set()
@@ -226,7 +226,7 @@ async def test_offered_again(client: ClientSession, refusal: Reply) -> None:
         async with asyncio.timeout(60):
             while not (one.at_work.is_set() or two.at_work.is_set()):
                 await asyncio.sleep(0.001)
-        app.edge.on_replica_removed((one if one.at_work.is_set() else two).url)
+        app.http.on_replica_removed((one if one.at_work.is_set() else two).url)
         async with asyncio.timeout(60):
             assert said_in(chunks_of(await asking)) == said_in(whole(CHAT, body))
         assert not queue

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.http import upstream
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.proxy.test_early_alone import later
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, running
 from tests.support.waiting import until
@@ -20,12 +20,12 @@ BODY = {"model": "m", "stream": True, "messages": []}
 
 def at_work(app: RouterServer, engine: FakeEngine, after_s: float) -> None:
     """The replica shows work then, counted from now."""
-    app.edge.upstream._worked[engine.url] = asyncio.get_running_loop().time() + after_s
+    app.http.upstream._worked[engine.url] = asyncio.get_running_loop().time() + after_s
 
 
 def well(app: RouterServer, engine: FakeEngine, after_s: float) -> None:
     """The replica, which counts nothing, is well then."""
-    app.edge.upstream._well[engine.url] = asyncio.get_running_loop().time() + after_s
+    app.http.upstream._well[engine.url] = asyncio.get_running_loop().time() + after_s
 
 
 async def test_the_default_is_long(client: ClientSession, engine: FakeEngine) -> None:
@@ -35,12 +35,12 @@ async def test_the_default_is_long(client: ClientSession, engine: FakeEngine) ->
         async with client.post(app.url + CHAT, json=BODY) as response:
             assert await response.content.readexactly(len(BEGUN)) == BEGUN
             later(app, 590.0)
-            assert app.edge.in_flight == 1
+            assert app.http.in_flight == 1
             later(app, 601.0)
             assert b"stream_stalled" in await response.read()
-        record = app.hub.pages.decisions[-1]
+        record = app.control.pages.decisions[-1]
         assert (record.ending, (record.error or "").partition(":")[0]) == ("failed", "stalled")
-        (member,) = app.hub.router.members
+        (member,) = app.control.router.members
         assert member.breaker.failures == 0
         assert idle(app)
 
@@ -55,7 +55,7 @@ async def test_a_replica_at_work_is_waited_for(client: ClientSession, engine: Fa
                 at_work(app, engine, silent_s)
                 later(app, silent_s)
                 if silent_s < upstream.HIDDEN_S_MAX:
-                    assert app.edge.in_flight == 1
+                    assert app.http.in_flight == 1
                     later(app, silent_s + upstream.WORK_S_MAX + 1)
                 assert b"stream_stalled" in await response.read()
         assert idle(app)
@@ -72,7 +72,7 @@ async def test_a_short_limit(client: ClientSession, engine: FakeEngine, counted:
             if not counted:
                 well(app, engine, 50.0)
                 later(app, 50.0)
-                assert app.edge.in_flight == 1
+                assert app.http.in_flight == 1
                 well(app, engine, 61.0)
                 later(app, 61.0)
             else:
@@ -89,7 +89,7 @@ async def test_the_hub_says_who_is_at_work(client: ClientSession, engine: FakeEn
     async with running(engine, probe__interval_s=0.05) as app:
         async with client.post(app.url + CHAT, json=BODY) as response:
             assert await response.content.readexactly(len(BEGUN)) == BEGUN
-            known = app.edge.upstream
+            known = app.http.upstream
             if metrics is None:
                 await until(lambda: engine.url in known._well)
             else:
@@ -117,7 +117,7 @@ async def test_three_silent_streams_open_no_breaker(client: ClientSession, engin
                 assert await response.content.readexactly(len(BEGUN)) == BEGUN
                 later(app, 601.0)
                 assert b"stream_stalled" in await response.read()
-        (member,) = app.hub.router.members
+        (member,) = app.control.router.members
         assert member.breaker.failures == 0
         async with client.post(app.url + CHAT, json=BODY) as response:
             assert response.status == 200

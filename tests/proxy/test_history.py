@@ -19,7 +19,7 @@ from router.core.prompts.block_keys import Chain
 from router.core.types.cache_misses import Difference, DifferenceKind, PromptAnalysis
 from router.core.types.requests import RequestSpec
 from router.ingress.prompt_observer import PromptObserver
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from router.telemetry import logs
 from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import FakeEngine, running
@@ -60,7 +60,7 @@ class Sees:
 async def seen_by(observer: Sees, engine: FakeEngine, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router whose prompts this one sees."""
     async with running(engine, **overrides) as app:
-        app.edge.reader._observer = cast("PromptObserver", observer)
+        app.http.reader._observer = cast("PromptObserver", observer)
         yield app
 
 
@@ -93,7 +93,7 @@ async def test_tools_are_put_in_order_for_whom_it_is_wanted(
             got = engine.seen[-1].body
             assert got == sent or (tenant == "apart" and got.startswith(sent[:-1] + b',"cache_salt"'))
         await post(client, app.url + path, BODIES[path] % SORTED, ring.of("acme"))
-        page = (await app.hub.metrics.page_in_slices()).decode()
+        page = (await app.control.metrics.page_in_slices()).decode()
     assert f'warmroute_tool_normalizations_total{{repair="{SORT}"}} 2.0' in page
     assert f'warmroute_tool_normalizations_total{{repair="{CANONICAL}"}} 0.0' in page
 

@@ -65,14 +65,14 @@ async def test_nobody_hits_what_another_has_asked(
                 return predicted, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
             sent: list[str] = []
-            understand = app.edge.reader.parse
+            understand = app.http.reader.parse
 
             async def spy(*args: Any) -> Any:
                 question = await understand(*args)
                 sent.append(json.loads(question.body)["cache_salt"])
                 return question
 
-            app.edge.reader.parse = spy  # type: ignore[method-assign]
+            app.http.reader.parse = spy  # type: ignore[method-assign]
             assert await ask("acme") == (0, 0)
             predicted, actual = await ask("acme")
             assert actual > 400

@@ -13,7 +13,7 @@ from aiohttp import ClientSession, FormData, web
 
 from router.core.placement.placement_request import PlacementRequest
 from router.core.types.requests import Priority
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, events, idle, running, settings, status
 from tests.support.keyring import ADMIN, Keyring, bearer
 
@@ -30,13 +30,13 @@ def ring(tmp_path: Path) -> Keyring:
 def spied(app: RouterServer, monkeypatch: pytest.MonkeyPatch) -> list[PlacementRequest]:
     """Everything that is placed."""
     seen: list[PlacementRequest] = []
-    place = app.hub.placer.place
+    place = app.control.placer.place
 
     async def spy(wanted: PlacementRequest, exclude: frozenset[str]) -> Any:
         seen.append(wanted)
         return await place(wanted, exclude)
 
-    monkeypatch.setattr(app.hub.placer, "place", spy)
+    monkeypatch.setattr(app.control.placer, "place", spy)
     return seen
 
 
@@ -63,7 +63,9 @@ async def test_who_gets_in(client: ClientSession, engine: FakeEngine, ring: Keyr
                     assert kind in said
                     assert (said.get("error") or said)["code"] == "invalid_api_key"
         assert len(engine.seen) == len(good)
-        assert all(record.at_s > 1e9 for record in app.hub.pages.decisions)  # who is turned away came at some time too
+        assert all(
+            record.at_s > 1e9 for record in app.control.pages.decisions
+        )  # who is turned away came at some time too
 
 
 @pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
@@ -312,9 +314,9 @@ async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngi
     old = Keyring(tmp_path, acme={})
     options = settings(engine, **old.settings)
     async with RouterServer(options) as app:
-        await app.hub.probe_now()
+        await app.control.probe_now()
         new = Keyring(tmp_path, acme={}, more={})
-        app.edge.reload(options)
+        app.http.reload(options)
         for headers, code in ((old.of("acme"), 401), (new.of("acme"), 200), (new.of("more"), 200)):
             async with client.post(app.url + CHAT, json=BODY, headers=headers) as response:
                 assert response.status == code
@@ -382,6 +384,6 @@ async def test_many_at_once(client: ClientSession, engine: FakeEngine, ring: Key
                 assert response.status == 200
 
         await asyncio.gather(*map(one, range(40)))
-        records = app.hub.pages.decisions
+        records = app.control.pages.decisions
         assert all(record.id.startswith(record.tenant) for record in records)
         assert len(records) == 40

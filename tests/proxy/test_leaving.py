@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from router.placement_api import TokenizationSpec
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import CHAT, post
 from tests.proxy.test_attempts import Hole
 from tests.support.examples import examples
@@ -45,14 +45,14 @@ class Point:
     def tokenizing(self) -> None:
         """The prompt is on its way to token ids."""
         view = TokenizationSpec("m", "vllm", self.engine.url, "", (16,))
-        self.patch.setattr(self.app.hub.placer, "wants_token_ids", lambda: True)
-        self.patch.setattr(self.app.hub.placer, "tokenization_spec", lambda _: view)
-        self.patch.setattr(self.app.edge.reader, "_tokens", self)
+        self.patch.setattr(self.app.control.placer, "wants_token_ids", lambda: True)
+        self.patch.setattr(self.app.control.placer, "tokenization_spec", lambda _: view)
+        self.patch.setattr(self.app.http.reader, "_tokens", self)
         self.tokenize_request = self.hold
 
     def queued(self) -> None:
         """No replica has been given to it yet."""
-        self.patch.setattr(self.app.hub.placer, "place", self.hold)
+        self.patch.setattr(self.app.control.placer, "place", self.hold)
 
     def before_the_first_byte(self) -> None:
         """The engine has the request, and has said nothing."""
@@ -84,10 +84,10 @@ async def leaver(app: RouterServer, *, streams: bool) -> AsyncIterator[asyncio.S
 async def nothing_left(app: RouterServer) -> None:
     """No request, no lease, no connection in use."""
     async with asyncio.timeout(60):
-        while not idle(app) or app.edge.upstream._answers or app.edge._server.clients:
+        while not idle(app) or app.http.upstream._answers or app.http._server.clients:
             await asyncio.sleep(0)
     await asyncio.sleep(0)  # it is counted behind the turn in which it ended
-    assert b'status="499"' in app.hub.metrics.page()
+    assert b'status="499"' in app.control.metrics.page()
     assert all(member.breaker.failures == 0 for member in app.router.fleet.members.values())
 
 
@@ -125,7 +125,7 @@ async def test_a_client_leaves_while_we_connect(engine: FakeEngine, streams: boo
         await engine.stop()
         hole = Hole(engine.port)
         async with leaver(app, streams=streams), asyncio.timeout(60):
-            while not app.edge.upstream._answers:
+            while not app.http.upstream._answers:
                 await asyncio.sleep(0)
         await nothing_left(app)
         hole.close()

@@ -72,7 +72,7 @@ async def test_a_leg_that_fails_is_made_good_by_another_pair(
             before = len(it.placer.placed)
             trip, done = _once(role, moment, act)
             _arm(it, trip)
-            status, body = await ask(it.edge.url, stream=act is not _breaks)
+            status, body = await ask(it.http.url, stream=act is not _breaks)
             assert (status, done) == (200, [role])
             assert '"error"' not in body
             await it.idle()
@@ -98,12 +98,12 @@ async def test_a_pair_that_fails_twice_is_an_error(handshake: KvConnector) -> No
                 await _fails()
 
         _arm(it, always)
-        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=it.http.url + "/v1", api_key="x", max_retries=0) as client:
             with pytest.raises(APIError) as caught:
                 await client.completions.create(model="sim", prompt=PROMPT, max_tokens=5)
         assert getattr(caught.value, "status_code", 0) == 502
         assert len(it.placer.placed) == 2
-        said = await asyncio.gather(*(ask(it.edge.url, prompt=f"{n} {PROMPT}") for n in range(30)))
+        said = await asyncio.gather(*(ask(it.http.url, prompt=f"{n} {PROMPT}") for n in range(30)))
         assert {status for status, _ in said} <= {502, 503}
         await it.idle()
         assert len(it.placer.placed) <= 2 + 30 + 10  # ten retries are in stock
@@ -121,10 +121,10 @@ async def test_a_leg_that_hangs_ends_both(handshake: KvConnector, role: Role) ->
 
         trip, done = _once(role, Moment.ARRIVED, hangs)
         _arm(it, trip)
-        asking = asyncio.create_task(ask(it.edge.url))
+        asking = asyncio.create_task(ask(it.http.url))
         answers_first = role is Role.DECODE and handshake is not KvConnector.SGLANG  # before anybody has fetched
         await until(lambda: done and (it.placer.ended or not answers_first))
-        it.edge.upstream.limits = replace(it.edge.upstream.limits, first_byte_timeout_s=0.1)
+        it.http.upstream.limits = replace(it.http.upstream.limits, first_byte_timeout_s=0.1)
         status, body = await asking
         assert (status, "timed_out" in body, done) == (504, True, [role])
         await it.idle()
@@ -148,13 +148,13 @@ async def test_sglangs_decode_servers_that_hang_bring_no_prefill_server_down() -
                 await asyncio.Event().wait()
 
         _arm(it, hangs)
-        it.edge.upstream.limits = replace(it.edge.upstream.limits, first_byte_timeout_s=0.1)
+        it.http.upstream.limits = replace(it.http.upstream.limits, first_byte_timeout_s=0.1)
         for _ in range(4):
-            assert (await ask(it.edge.url))[0] == 504
+            assert (await ask(it.http.url))[0] == 504
         await it.idle()
         assert {kind for _, kind in it.placer.failures} == {"decode_blocks_timeout"}
         assert {outcome.ending for _, outcome in it.placer.ended} == {EndReason.CLIENT_LEFT}
-        assert not any(member.breaker.failures for member in it.hub.router.fleet.members.values())
+        assert not any(member.breaker.failures for member in it.control.router.fleet.members.values())
 
 
 @pytest.mark.parametrize("handshake", KvConnector)
@@ -163,7 +163,7 @@ async def test_an_answer_that_breaks_off_ends_in_an_error(handshake: KvConnector
     async with fleet(handshake, time_scale=1.0) as it:
         trip, done = _once(Role.DECODE, Moment.ANSWERED, _breaks)
         _arm(it, trip)
-        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=it.http.url + "/v1", api_key="x", max_retries=0) as client:
             stream = await client.completions.create(model="sim", prompt=PROMPT, max_tokens=50, stream=True)
             with pytest.raises(APIError):
                 async for _ in stream:
@@ -178,14 +178,14 @@ async def test_an_answer_that_breaks_off_ends_in_an_error(handshake: KvConnector
 async def test_a_prefill_that_never_ends_is_dropped_behind_its_decode(handshake: KvConnector) -> None:
     """The answer is whole, and the prefilling engine does not say so: it has a little time left, and no more."""
     async with fleet(handshake) as it:
-        it.edge.legs.linger_s = 3_600.0
+        it.http.legs.linger_s = 3_600.0
         forever = asyncio.Event()
         for link in it.engines.links:
             link.linger = forever.wait
-        status, _ = await ask(it.edge.url, stream=True)
+        status, _ = await ask(it.http.url, stream=True)
         assert status == 200
-        assert it.edge.legs.open == 1
-        it.edge.legs.linger_s = 0.0
+        assert it.http.legs.open == 1
+        it.http.legs.linger_s = 0.0
         await it.idle()
         assert it.placer.failures == []
 
@@ -208,7 +208,7 @@ async def test_a_decoding_engine_that_closes_the_connection_may_compute_alone(ha
 
         trip, done = _once(Role.DECODE, Moment.READY, loses_blocks)
         _arm(it, trip)
-        status, _ = await ask(it.edge.url)
+        status, _ = await ask(it.http.url)
         assert (status, done) == (200, [Role.DECODE])
         await it.idle()
         assert it.placer.placed[-1] == ("", it.decode[0])
@@ -236,7 +236,7 @@ async def test_blocks_that_do_not_come_are_computed(handshake: KvConnector) -> N
         _arm(it, always)
         for stream in (True, False):
             before = len(it.placer.placed)
-            status, body = await ask(it.edge.url, stream=stream)
+            status, body = await ask(it.http.url, stream=stream)
             assert (status, '"error"' in body) == (200, False)
             await it.idle()
             assert it.placer.placed[before:] == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
@@ -256,7 +256,7 @@ async def test_a_prefill_that_is_gone_behind_its_answer_is_not_waited_for(handsh
         trip, done = _once(Role.DECODE, Moment.ARRIVED, hangs)
         _arm(it, trip)
         async with asyncio.timeout(60):
-            status, body = await ask(it.edge.url, stream=True)
+            status, body = await ask(it.http.url, stream=True)
         assert (status, '"error"' in body, done) == (200, False, [Role.DECODE])
         await it.idle()
         assert it.placer.placed == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
@@ -276,10 +276,10 @@ async def test_a_replica_that_dies_behind_its_prefill_is_not_waited_for(handshak
 
         trip, done = _once(Role.DECODE, Moment.ARRIVED, hangs)
         _arm(it, trip)
-        asking = asyncio.create_task(ask(it.edge.url, stream=stream))
+        asking = asyncio.create_task(ask(it.http.url, stream=stream))
         await until(lambda: it.placer.ended and done)
         await it.engines.kill(0)
-        await it.hub.probe_now()
+        await it.control.probe_now()
         async with asyncio.timeout(60):
             status, body = await asking
         assert (status, '"error"' in body) == (200, False)
@@ -298,11 +298,11 @@ async def test_an_answer_that_takes_long_outlives_the_replica_of_its_prefill() -
 
         trip, done = _once(Role.DECODE, Moment.READY, waits)
         _arm(it, trip)
-        asking = asyncio.create_task(ask(it.edge.url))
+        asking = asyncio.create_task(ask(it.http.url))
         await until(lambda: it.placer.ended and done)
-        await until(lambda: not it.edge.legs.awaited)
+        await until(lambda: not it.http.legs.awaited)
         await it.engines.kill(0)
-        await it.hub.probe_now()
+        await it.control.probe_now()
         go_on.set()
         assert (await asking)[0] == 200
         await it.idle()
@@ -321,7 +321,7 @@ async def test_a_shedding_prefill_pool_sheds_nothing_that_decoders_take(handshak
                 raise LegRefused(429, "busy")
 
         _arm(it, sheds)
-        status, _ = await ask(it.edge.url)
+        status, _ = await ask(it.http.url)
         assert status == 200
         await it.idle()
         assert it.placer.placed == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]

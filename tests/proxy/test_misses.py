@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.engines.test_exact import replicas, routing
 from tests.support.fakes import FakeEngine, reset, running, status
 from tests.support.keyring import Keyring, bearer
@@ -40,7 +40,7 @@ class Seen:
 
 def seen(app: RouterServer, sighting: PromptAnalysis) -> None:
     """From now on the router's texts say this of every prompt."""
-    app.edge.reader._observer = Seen(sighting)  # type: ignore[assignment]
+    app.http.reader._observer = Seen(sighting)  # type: ignore[assignment]
 
 
 def misses_of(header: str) -> dict[str, int]:
@@ -90,7 +90,7 @@ async def test_spilled_and_what_is_lost_with_a_replica(client: ClientSession) ->
         assert set(await ask(client, app, LONG)) == {MissReason.SPILLED, MissReason.TAIL}
         for each in engines:
             each.metrics = counters(1)
-        await app.hub.probe_now()
+        await app.control.probe_now()
         assert set(await ask(client, app, LONG)) == {MissReason.REPLICA_LOST, MissReason.TAIL}
 
 
@@ -169,7 +169,7 @@ async def test_an_isolated_tenant_hears_of_nobody_else(
         async with client.post(app.url + CHAT, json=body, headers=ring.of("acme")) as response:
             assert response.status == 200, await response.text()
             told = misses_of(response.headers[MISS])
-        headers = bearer(app.hub.admin_token)
+        headers = bearer(app.control.admin_token)
         async with client.get(app.admin_url + "/admin/decisions", headers=headers) as page:
             (row,) = (await page.json())["decisions"]
     assert (MissReason.IDENTITY in told) is not isolate
@@ -192,7 +192,7 @@ async def test_nobody_hears_of_who_is_kept_apart(
             async with client.post(app.url + CHAT, json=body | more, headers=ring.of(tenant)) as response:
                 assert response.status == 200, await response.text()
                 told.append(response.headers[MISS])
-        headers = bearer(app.hub.admin_token)
+        headers = bearer(app.control.admin_token)
         async with client.get(app.admin_url + "/admin/decisions", headers=headers) as page:
             row, _ = (await page.json())["decisions"]
     assert [set(misses_of(header)) for header in told] == [{MissReason.COLD, MissReason.TAIL}] * 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, FormData
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, running, status
 from tests.support.keyring import Keyring
 
@@ -107,7 +107,7 @@ async def test_caches_of_adapters_do_not_mix(client: ClientSession) -> None:
         assert held == [one, 2 * one, 2 * one, 2 * one, 3 * one, 4 * one, 5 * one, 6 * one]
         assert (await ask(client, app, "/generate", text=text, lora_path="ad"))[0] == 200
         assert identities(app) == held[-1]
-        models = {record.model for record in app.hub.pages.decisions}
+        models = {record.model for record in app.control.pages.decisions}
         assert models <= {"b", "ad", "b:x"}  # no label is a client's word
 
 
@@ -159,7 +159,7 @@ async def test_unknown_names_may_pass(client: ClientSession) -> None:
                 assert (await ask(client, app, "/v1/completions", prompt="x" * 600, model=name))[0] == 200
             assert [json.loads(seen.body)["model"] for seen in one.seen] == ["m", "resolved", "m:x", "resolved"]
             assert identities(app) == 3
-            assert {record.model for record in app.hub.pages.decisions} == {"m"}
+            assert {record.model for record in app.control.pages.decisions} == {"m"}
         async with running(one, two, api__unknown_models="pass") as app:
             assert (await ask(client, app, model="resolved"))[0] == 404
 
@@ -238,7 +238,7 @@ async def test_a_model_that_nobody_has_any_more(client: ClientSession) -> None:
 async def test_a_list_is_read_again_when_a_replica_comes_back(client: ClientSession) -> None:
     """Its process may be another one, which serves something else."""
     async with FakeEngine(models=("m", "ad")) as engine, running(engine) as app:
-        prober, looks = app.hub.prober, engine.probes["models"]
+        prober, looks = app.control.prober, engine.probes["models"]
         await prober.probe(engine.url, models=False)
         assert engine.probes["models"] == looks
         engine.healthy, engine.models = False, ("m",)
@@ -268,7 +268,7 @@ async def test_rows_are_the_engines(client: ClientSession) -> None:
         async with client.get(app.url + "/v1/models/org/m") as response:
             assert await response.json() == base
         engine.rows = [base | {"capabilities": {}}, sql]
-        await app.hub.probe_now()
+        await app.control.probe_now()
         async with client.get(app.url + "/v1/models/org/m") as response:
             assert (await response.json())["capabilities"] == {}
 
@@ -277,11 +277,11 @@ async def test_models_beyond_the_limit_are_told(client: ClientSession, caplog: p
     """Those that are read are served; how many are left out is logged once, and shown to operators."""
     async with FakeEngine(models=tuple(f"m{n}" for n in range(30))) as engine:
         async with running(engine, probe__models_max=20) as app:
-            await app.hub.probe_now()
+            await app.control.probe_now()
             assert (await ask(client, app, model="m19"))[0] == 200
             assert (await ask(client, app, model="m20"))[0] == 404
             events = [record for record in caplog.records if getattr(record, "event", "") == "models_left_out"]
             assert [event.__dict__["fields"]["left_out"] for event in events] == [10]
-            async with client.get(app.hub.admin_url + "/admin/replicas") as response:
+            async with client.get(app.control.admin_url + "/admin/replicas") as response:
                 why = (await response.json())["replicas"][0]["why"]
             assert "10 of its models are ignored" in why

@@ -45,7 +45,7 @@ async def test_a_decode_leg_goes_to_no_foreign_host(stream: bool, caplog: pytest
         it.engines.links[0].host = METADATA
         came = _legs(it)
         with caplog.at_level(logging.WARNING):
-            said = await asyncio.gather(*(ask(it.edge.url, stream=stream) for _ in range(3)))
+            said = await asyncio.gather(*(ask(it.http.url, stream=stream) for _ in range(3)))
         assert [status for status, _ in said] == [200] * 3
         assert not any('"error"' in body for _, body in said)
         assert set(came) == {Role.PREFILL}
@@ -64,7 +64,7 @@ async def test_a_host_that_is_listed_is_none() -> None:
     async with fleet(KvConnector.NIXL, disagg__hosts=("10.0.0.0/8", METADATA)) as it:
         it.engines.links[0].host = METADATA
         came = _legs(it)
-        assert (await ask(it.edge.url))[0] == 200
+        assert (await ask(it.http.url))[0] == 200
         await it.idle()
         assert (came, it.fetched(), it.placer.failures) == ([Role.PREFILL, Role.DECODE], 1, [])
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadtest.common.answers import DONE, data_event, named_event
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import (
     FakeEngine,
     Reply,
@@ -48,7 +48,7 @@ def refuses(pieces: list[bytes], *, cut: bool = False) -> Reply:
 
 def blamed(app: RouterServer) -> int:
     """Failures in a row, of all replicas."""
-    return sum(member.breaker.failures for member in app.hub.router.members)
+    return sum(member.breaker.failures for member in app.control.router.members)
 
 
 @pytest.mark.parametrize("path", REFUSALS)
@@ -66,7 +66,7 @@ async def test_it_passes_once(client: ClientSession, engine: FakeEngine, path: s
             async with client.post(app.url + path, json=ASKED | {"text": "x", "store": False}) as response:
                 got = await response.read()
             assert got.removesuffix(DONE) == b"".join([*before, error])
-            record = app.hub.pages.decisions[-1]
+            record = app.control.pages.decisions[-1]
             assert (record.ending, record.retries) == ("refused", ())
         assert len(engine.seen) + len(other.seen) == 4
         assert blamed(app) == 0

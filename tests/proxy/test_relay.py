@@ -115,8 +115,8 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
             engine.seen[1].body
             == b'{"model": "m", "stream": true, "messages": [] ,"stream_options":{"include_usage":true}}'
         )
-        assert app.hub.pages.decisions[-1].usage is not None
-        assert app.hub.pages.decisions[-1].usage.cached_tokens == 32
+        assert app.control.pages.decisions[-1].usage is not None
+        assert app.control.pages.decisions[-1].usage.cached_tokens == 32
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_usage_is_asked_of_engines_that_are_known_to_tell(
             async with client.post(app.url + CHAT, data=body) as response:
                 assert await response.read() == b"".join(events())
         assert [each.body for each in engine.seen] == [body, body[:-1] + more if asked else body]
-        row = app.hub.pages.decisions[-1]
+        row = app.control.pages.decisions[-1]
         assert (row.usage is not None) is asked
 
 
@@ -162,7 +162,7 @@ async def test_what_is_no_usage_takes_the_shortcut(client: ClientSession, monkey
         engine.script.append(lambda _, request: one_by_one(request, asked))
         async with client.post(app.url + CHAT, json=body) as response:
             assert await response.read() == b"".join(pieces)
-        row = app.hub.pages.decisions[-1]
+        row = app.control.pages.decisions[-1]
     assert row.usage is not None
     assert row.usage.cached_tokens == 32
     assert len(looked) < 100
@@ -212,7 +212,7 @@ async def test_other_paths(client: ClientSession, engine: FakeEngine) -> None:
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
         async with client.post(app.url + "/v1/audio/transcriptions", data=form, headers=headers) as response:
             assert response.status == 200
-        assert app.hub.pages.decisions[-1].model == "m"
+        assert app.control.pages.decisions[-1].model == "m"
         assert app.router.index.keys == 0
 
 
@@ -245,7 +245,7 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
                 fake.script.append(status(200, f'{{"id": "resp_{n}", "object": "response"}}'))
             async with client.post(app.url + "/v1/responses", json={"model": "m", "input": "x"}):
                 pass
-            made[f"resp_{n}"] = engine if app.hub.pages.decisions[-1].receipt.replica == engine.url else other  # type: ignore[union-attr]
+            made[f"resp_{n}"] = engine if app.control.pages.decisions[-1].receipt.replica == engine.url else other  # type: ignore[union-attr]
             engine.script.clear()
             other.script.clear()
         for _ in range(3):
@@ -257,4 +257,4 @@ async def test_stored_responses(client: ClientSession, engine: FakeEngine, other
                 body = {"model": "m", "input": "y", "previous_response_id": id_}
                 async with client.post(app.url + "/v1/responses", json=body) as response:
                     assert response.headers["x-warmroute-replica"] == made[id_].url
-        assert app.hub.placer.owners.owner("resp_0", "") is None
+        assert app.control.placer.owners.owner("resp_0", "") is None

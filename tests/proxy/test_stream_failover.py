@@ -15,7 +15,7 @@ import openai
 import pytest
 from aiohttp import ClientSession
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine, Reply, idle, running, status
 from tests.support.speaking import Speaking, chunks_of, said_in, whole
 
@@ -65,7 +65,7 @@ async def asked(client: ClientSession, app: RouterServer, path: str, body: dict[
 
 async def metric(app: RouterServer, name: str) -> float:
     """A series as it is scraped."""
-    for line in (await app.hub.metrics.page_in_slices()).decode().splitlines():
+    for line in (await app.control.metrics.page_in_slices()).decode().splitlines():
         series, _, value = line.rpartition(" ")
         if series == name:
             return float(value)
@@ -77,7 +77,7 @@ async def test_every_event(client: ClientSession, path: str) -> None:
     """Killed behind each event in turn, the client's stream is the unbroken one, under one name and without ids; the
     engines end with no request open."""
     async with pair(limits__recent_decisions_max=512) as (one, two, app):
-        app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
+        app.http._budget.tokens = app.http._budget.floor_per_s = 1e6
         for number in range(KILLS):
             body = body_of(path, f"tell {number}")
             expected = said_in(whole(path, body))
@@ -119,7 +119,7 @@ async def test_random_kills(client: ClientSession) -> None:
     rng = random.Random(5)
     honest = 0
     async with pair() as (one, two, app):
-        app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
+        app.http._budget.tokens = app.http._budget.floor_per_s = 1e6
         for number in range(20 * KILLS):
             path = rng.choice([CHAT, COMPLETIONS])
             stop = rng.choice([[], ["STOP"], [" cat sat", "s"], ["🙂"]])
@@ -148,7 +148,7 @@ async def test_tools(client: ClientSession) -> None:
     """A chat with tools is the unbroken one, or ends in an honest error; its body is let go with its end."""
     whole_ones = 0
     async with pair() as (one, two, app):
-        app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
+        app.http._budget.tokens = app.http._budget.floor_per_s = 1e6
         for after in range(1, 30, 3):
             body = body_of(CHAT, tools=TOOLS)
             script(one, two, Speaking(after=after))
@@ -156,7 +156,7 @@ async def test_tools(client: ClientSession) -> None:
             if b"stream_broken" not in got:
                 assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
                 whole_ones += 1
-        assert app.edge._server.bodies.held_bytes == 0
+        assert app.http._server.bodies.held_bytes == 0
         assert whole_ones + await metric(app, 'warmroute_stream_failovers_refused_total{reason="differs"}') == 10
         assert whole_ones
 
@@ -179,7 +179,7 @@ async def test_messages(client: ClientSession) -> None:
     body = {"model": "m", "max_tokens": 40, "messages": said}
     whole_ones = 0
     async with pair() as (one, two, app):
-        app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
+        app.http._budget.tokens = app.http._budget.floor_per_s = 1e6
         async with anthropic.AsyncAnthropic(base_url=app.url, api_key="x", max_retries=0) as official:
             script(one, two, Speaking())
             unbroken = await _final(official, body, {})
@@ -300,7 +300,7 @@ async def test_servers_that_take_two_legs_alone_continue_nothing(client: ClientS
 async def test_budget(client: ClientSession) -> None:
     """Continuations are retries: without budget there is none."""
     async with pair(upstream__retry_ratio=0, upstream__retry_floor_per_s=0) as (one, two, app):
-        app.edge._budget.tokens = 0.0
+        app.http._budget.tokens = 0.0
         script(one, two, Speaking(after=7))
         assert b"stream_broken" in await asked(client, app, CHAT, body_of(CHAT))
         assert await metric(app, 'warmroute_stream_failovers_refused_total{reason="budget"}') == 1
@@ -329,7 +329,7 @@ async def test_final_receipt(client: ClientSession) -> None:
         got = await asked(client, app, CHAT, body_of(CHAT), **headers)
         receipt = json.loads(got.rpartition(b": warmroute ")[2])
         assert receipt["continued"] == "exact"
-        async with client.get(f"{app.hub.admin_url}/admin/decisions") as response:
+        async with client.get(f"{app.control.admin_url}/admin/decisions") as response:
             row = (await response.json())["decisions"][0]
         urls = {one.url, two.url}
         assert row["continued"] == {"how": "exact", "cause": "broke_midway", "replica": (urls - {row["replica"]}).pop()}

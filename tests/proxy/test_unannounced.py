@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.support.fakes import events, message_events, response_events
 from tests.support.recorded import SSE, chunked, head
@@ -133,9 +133,9 @@ async def test_a_cut_never_looks_whole(name: str, monkeypatch: pytest.MonkeyPatc
         said = came(client).removeprefix(pieces[0])
         assert (b"stream_broken" in said) is is_events
         assert is_events or not said
-        while not app.hub.pages.decisions:
+        while not app.control.pages.decisions:
             await asyncio.sleep(0)
-        record = app.hub.pages.decisions[-1]
+        record = app.control.pages.decisions[-1]
         assert (record.ending, record.error) == ("failed", "broke_midway: connection closed")
 
 
@@ -161,9 +161,9 @@ async def test_what_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         for _ in CASES[name][4]:
             steps.may.put_nowait("go on")
         await client.answer()
-        while not app.hub.pages.decisions:
+        while not app.control.pages.decisions:
             await asyncio.sleep(0)
-        record = app.hub.pages.decisions[-1]
+        record = app.control.pages.decisions[-1]
         streams = SSE in CASES[name][3]
         assert (record.stream, record.ttft_s is not None, record.ending) == (streams, streams, "ok")
         assert (record.events > 0) is streams
@@ -201,7 +201,7 @@ async def test_a_stored_response_is_known_before_its_client_has_its_id(monkeypat
         for _ in pieces[:3]:
             steps.may.put_nowait("go on")
         await client.until(lambda: came(client) == b"".join(pieces[:3]))
-        assert app.hub.placer.owners.knows("resp_1")
+        assert app.control.placer.owners.knows("resp_1")
         steps.may.put_nowait("go on")
         assert (await client.answer()).body == b"".join(pieces)
 

@@ -68,7 +68,7 @@ async def test_its_stream_comes_as_one(client: ClientSession, engine: FakeEngine
             status, answer = await sent(client, app.url + CHAT, body)
             assert (status, engine.seen[-1].body) == (200, body)
             assert answer == b"".join(events()[:-1])
-        assert app.hub.pages.decisions[-1].stream
+        assert app.control.pages.decisions[-1].stream
 
 
 @pytest.mark.parametrize("body", UNREAD.values(), ids=UNREAD)

@@ -60,7 +60,7 @@ async def test_clients_get_what_the_engine_sends(client: ClientSession, kind: st
             engine.script.append(starts_with(**flags))
             assert await got(client, app.url, path) == b"".join(sent(**flags))
             assert "stream_options" not in engine.seen[-1].json
-        assert app.hub.pages.decisions[-1].usage is not None
+        assert app.control.pages.decisions[-1].usage is not None
 
 
 async def test_streams_that_begin_together_are_all_left_as_they_are(client: ClientSession) -> None:
@@ -75,7 +75,7 @@ async def test_an_engine_that_is_started_anew_is_looked_at_anew(client: ClientSe
     """With a flag that it did not have before, or without the one that it had."""
     async with FakeEngine(owned_by="sglang") as engine, running(engine) as app:
         for flags in ({}, {"last": True}, {}):
-            app.edge.on_replica_unreachable(engine.url)
+            app.http.on_replica_unreachable(engine.url)
             for asked in (False, not flags):
                 engine.script.append(starts_with(**flags))
                 assert await got(client, app.url) == b"".join(sent(**flags))
@@ -138,7 +138,7 @@ async def test_tenants_with_a_rate_of_tokens_get_the_same(client: ClientSession,
         for _ in range(2):
             engine.script.append(starts_with(last=True))
             assert await got(client, app.url, headers=ring.of("acme")) == b"".join(sent(last=True))
-        assert app.hub.pages.decisions[-1].usage is not None
+        assert app.control.pages.decisions[-1].usage is not None
 
 
 async def test_behind_a_gateway_it_is_the_same(engine: FakeEngine) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.fake_engine.zoo.members import MEMBERS
 from router.http.request import HOP_HEADERS, OWN_HEADERS
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.http.wire import Answered, Client, RawEngine, Wire, connect
 from tests.support.fakes import running
 

@@ -43,7 +43,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """The source of the next hub that starts."""
+    """The source of the next control plane that starts."""
     source = Told()
     monkeypatch.setattr("router.control.wiring.source_of", lambda _settings, *, split: source)
     return source

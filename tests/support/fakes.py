@@ -21,7 +21,7 @@ from loadtest.common import answers
 from loadtest.common.answers import DONE, data_event, named_event
 from router.cli.config_loader import load
 from router.config.schema import Settings
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 
 Answer = TypeVar("Answer")
 Reply = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
@@ -374,7 +374,7 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
 async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router in front of these engines, every replica probed once."""
     async with RouterServer(settings(*engines, **overrides)) as app:
-        await app.hub.probe_now()
+        await app.control.probe_now()
         yield app
 
 
@@ -384,7 +384,7 @@ async def outwaited(app: RouterServer, asked: asyncio.Future[Answer], *engines: 
     urls = {engine if isinstance(engine, str) else engine.url for engine in engines}
     long_ago_s = asyncio.get_running_loop().time() - 1_000.0
     while not asked.done():
-        for answer in app.edge.upstream._answers:
+        for answer in app.http.upstream._answers:
             if answer.replica in urls:
                 answer.silent_since(long_ago_s)  # what has come by now is seen
                 answer.since_s = long_ago_s
@@ -395,6 +395,6 @@ async def outwaited(app: RouterServer, asked: asyncio.Future[Answer], *engines: 
 def idle(app: RouterServer) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
-    return app.edge.proxy.in_flight == 0 and all(
+    return app.http.proxy.in_flight == 0 and all(
         not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members
     )

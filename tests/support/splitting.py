@@ -25,7 +25,7 @@ from router.http.body_budget import BodyBudget
 from router.ingress.context import IngressContext
 from router.placement_api import PlacementService
 from router.proxy.http_frontend import HttpFrontend
-from router.single_process import FrontendGroup, RouterServer
+from router.router_server import FrontendGroup, RouterServer
 from router.telemetry.request_record import RequestRecord
 from tests.support import fakes
 from tests.support.waiting import until
@@ -36,8 +36,8 @@ STOPPED_S = 1e9  # ahead of every engine's own time, by which blocks that have c
 
 
 class SplitPlacer:
-    """Places as the hub does, among the replicas that decode, and adds the first prefilling replica that is not
-    excluded. What it does not do itself the hub's placer does."""
+    """Places as the control plane does, among the replicas that decode, and adds the first prefilling replica that is
+    not excluded. What it does not do itself the control plane's placer does."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class SplitPlacer:
 
 
 @asynccontextmanager
-async def frontend(settings: Settings, placer: PlacementService, hub: ControlPlane) -> AsyncIterator[HttpFrontend]:
-    """An edge of this hub which places by another service than the hub's."""
-    async with IngressContext(settings, placer, hub.prompts) as desk:
+async def frontend(settings: Settings, placer: PlacementService, control: ControlPlane) -> AsyncIterator[HttpFrontend]:
+    """A frontend of this control plane, which places by another service."""
+    async with IngressContext(settings, placer, control.prompts) as ingress:
         bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
-        async with HttpFrontend(settings, placer, desk, bodies) as edge:
-            hub.attach_frontends(FrontendGroup(desk, [edge]))
-            yield edge
+        async with HttpFrontend(settings, placer, ingress, bodies) as http:
+            control.attach_frontends(FrontendGroup(ingress, [http]))
+            yield http
 
 
 @asynccontextmanager
@@ -117,19 +117,20 @@ async def splitting(
     addresses: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[tuple[HttpFrontend, SplitPlacer, ControlPlane]]:
-    """An edge before these replicas, its placer, and its hub, which has probed them once and splits nothing itself."""
+    """A frontend before these replicas, its placer, and its control plane, which has probed them once and splits
+    nothing itself."""
     settings = fakes.settings(*prefill, *decode, disagg__kv_connector=handshake.value, **overrides)
-    async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as hub:
-        placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
-        async with frontend(settings, placer, hub) as edge:
-            await hub.probe_now()
-            yield edge, placer, hub
+    async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as control:
+        placer = SplitPlacer(control.placer, handshake, prefill, decode, addresses or {})
+        async with frontend(settings, placer, control) as http:
+            await control.probe_now()
+            yield http, placer, control
 
 
-def idle(edge: HttpFrontend, placer: SplitPlacer, hub: ControlPlane) -> bool:
+def idle(http: HttpFrontend, placer: SplitPlacer, control: ControlPlane) -> bool:
     """Whether nothing is left open, anywhere."""
-    members = hub.router.fleet.members.values()
-    open_ = edge.proxy.in_flight or edge.legs.open or placer.legs
+    members = control.router.fleet.members.values()
+    open_ = http.proxy.in_flight or http.legs.open or placer.legs
     return not open_ and all(not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members)
 
 
@@ -138,9 +139,9 @@ class Fleet:
     """Engines, and a router before them: the first `prefills` of them prefill, the others decode."""
 
     engines: Engines
-    edge: HttpFrontend
+    http: HttpFrontend
     placer: SplitPlacer
-    hub: ControlPlane
+    control: ControlPlane
     prefills: int
     kills: list[asyncio.Task[None]] = field(default_factory=list)  # deaths of engines that are under way
 
@@ -156,7 +157,7 @@ class Fleet:
 
     async def idle(self) -> None:
         """Return when nothing is open, at the router or at any engine."""
-        await until(lambda: idle(self.edge, self.placer, self.hub))
+        await until(lambda: idle(self.http, self.placer, self.control))
         await until(lambda: not any(link.waiting for link in self.engines.links if not link.gone))
 
     def fetched(self) -> int:
@@ -183,8 +184,8 @@ async def fleet(
             ids = [f"#{link.engine_id}" for link in engines.links]
             addresses = {url: addresses[url] + id_ for url, id_ in zip(engines.urls, ids, strict=True)}
         legs = (engines.urls[:prefills], engines.urls[prefills:])
-        async with splitting(handshake, *legs, addresses, **overrides) as (edge, placer, hub):
-            yield Fleet(engines, edge, placer, hub, prefills)
+        async with splitting(handshake, *legs, addresses, **overrides) as (http, placer, control):
+            yield Fleet(engines, http, placer, control, prefills)
 
 
 def stop_clocks(engines: Engines) -> None:
@@ -225,7 +226,7 @@ async def hub_fleet(
             "events__enabled": False,
         }
         async with RouterServer(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
-            await app.hub.probe_now()
+            await app.control.probe_now()
             yield engines, app
 
 

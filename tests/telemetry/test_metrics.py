@@ -217,6 +217,6 @@ def test_dropped_spans_are_counted() -> None:
 
 
 def test_prompts_that_were_not_compared_are_counted() -> None:
-    """The page says how many prompts the edges have not compared with an earlier one."""
+    """The page says how many prompts the frontends have not compared with an earlier one."""
     it = Metrics(router(), lambda: 0.0, MetricSources(totals=ProcessTotals(lambda: {UNEXPLAINED: 7})))
     assert b"\nwarmroute_differences_unexplained_total 7.0\n" in it.page()

@@ -38,7 +38,7 @@ async def test_a_stream(client: ClientSession, engine: FakeEngine, collector: Co
             await r.read()
             receipt = r.headers
         spans = await collector.trace()
-        sighting = app.hub.pages.decisions[-1].sighting
+        sighting = app.control.pages.decisions[-1].sighting
     root = check_nested(spans)
     assert [got.name for got in spans] == [f"POST {CHAT}", "parse", "match and place", "POST", "stream"]
     assert root.parent == ""
@@ -215,7 +215,7 @@ async def test_waiting_for_a_place(client: ClientSession, engine: FakeEngine, co
         first = asyncio.create_task(ask(client, app.url))
         await engine.at_work.wait()
         second = asyncio.create_task(ask(client, app.url))
-        while not sum(app.hub.admission.count_queued()[0].values()):
+        while not sum(app.control.admission.count_queued()[0].values()):
             await asyncio.sleep(0.001)
         engine.go_on.set()
         await asyncio.gather(first, second)

@@ -69,15 +69,15 @@ async def test_a_tokenizer_without_a_chat_template(
     try:
         with caplog.at_level(logging.WARNING):
             async with engine, running(engine, **overrides) as app:
-                knowledge = app.hub.router.knowledge
+                knowledge = app.control.router.knowledge
                 await until(lambda: knowledge.grade_of(engine.url) == (grade, why))
                 if how == "asked":
                     prompt = {"model": "m", "messages": [{"role": "user", "content": "a few words " * 20}]}
                     for _ in range(2):
                         async with ClientSession() as client, client.post(app.url + CHAT, json=prompt) as response:
                             assert response.headers["x-warmroute-grade"] == "exact"
-                    assert app.hub.prompts is not None
-                    assert app.hub.prompts.counts()["asked"] == 1
+                    assert app.control.prompts is not None
+                    assert app.control.prompts.counts()["asked"] == 1
     finally:
         await publisher.stop()
     said = [record.fields for record in caplog.records if getattr(record, "event", "") == "chats_asked"]  # type: ignore[attr-defined]

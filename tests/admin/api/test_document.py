@@ -80,7 +80,7 @@ async def test_it_has_the_admin_listeners_routes_and_no_others(engine: FakeEngin
     """Each method and path that the admin listener serves is in the document with the parameters that it takes, and
     whatever the document says of the admin listener is served."""
     async with running(engine) as app:
-        routes = {(route.method, route.path): set(route.takes) for route in app.hub.admin.table.routes}
+        routes = {(route.method, route.path): set(route.takes) for route in app.control.admin.table.routes}
     file = f"{dashboard.PAGE}/{{file}}"
     files = {path for path in dashboard.PATHS if path.startswith(f"{dashboard.PAGE}/") and path != dashboard.SLASHED}
     for path in files:

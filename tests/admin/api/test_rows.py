@@ -54,7 +54,7 @@ async def test_rows_of_what_failed(client: ClientSession, tmp_path: Path) -> Non
             async with client.post(app.url + CHAT, json=body, headers=headers) as response:
                 await response.content.read()
         await second.stop()
-        await app.hub.probe_now()
+        await app.control.probe_now()
         warmed = {"templates": 2, "wait": True}
         async with client.post(app.admin_url + "/admin/prewarm", json=warmed) as response:
             assert problems("WarmDone", await response.json()) == []

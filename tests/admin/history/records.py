@@ -1,4 +1,4 @@
-"""Records of requests as the hub gets them, for tests of what is kept."""
+"""Records of requests as the control plane receives them, for tests of what is kept."""
 
 from __future__ import annotations
 

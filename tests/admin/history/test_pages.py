@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.admin.history import request_history as kept
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.admin.history.records import until
 from tests.support.fakes import FakeEngine, breaks_midway, reset, running, status
 from tests.support.keyring import ADMIN, Keyring, bearer
@@ -125,9 +125,9 @@ async def test_figures_over_time(client: ClientSession, engine: FakeEngine, tmp_
                 for each in (None, breaks_midway, status(400), status(429)):
                     engine.script.extend([each] if each is not None else [])
                     await ask(client, app, "x", stream=True, stream_options={"include_usage": True})
-                app.hub.history.tick()
+                app.control.history.tick()
             else:
-                await until(lambda: app.hub.history.status().intervals_since_s)  # type: ignore[union-attr]
+                await until(lambda: app.control.history.status().intervals_since_s)  # type: ignore[union-attr]
             series = await page(client, app.admin_url + "/admin/series")
             long = await page(client, f"{app.admin_url}/admin/series?from_s={series['now_s'] - 86_400 * 10}")
         points = series["points"]

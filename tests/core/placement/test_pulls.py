@@ -175,8 +175,8 @@ def test_a_pull_that_brought_nothing_teaches_nothing() -> None:
 
 
 def test_a_replica_that_pulls_is_not_late() -> None:
-    """Its silence says nothing of the replica, which may wait for its source: the edge has a limit of its own for that.
-    A request beside it that pulls nothing is late as ever."""
+    """Its silence says nothing of the replica, which may wait for its source: the proxy has a limit of its own for
+    that. A request beside it that pulls nothing is late as ever."""
     fleet = _fleet("ab")
     member = fleet.router.fleet.members["b"]
     member.speeds.prefill.observations = 100

@@ -34,7 +34,7 @@ def captured() -> Iterator[Any]:
 
 
 def read(request: dict[str, Any], *, headers: bool = True) -> AgentIds | None:
-    """The ids of a request as the faces read them, its headers left out if a proxy in between drops them."""
+    """The ids of a request as the frontends read them, its headers left out if a proxy in between drops them."""
     path = request["path"]
     body = json.dumps({"model": "m", **PROMPTS.get(path, CHAT), **request["body"]}).encode()
     fields = {name.lower().encode(): value.encode() for name, value in request["headers"]} if headers else {}

@@ -251,7 +251,7 @@ def test_places_in_history_that_differ_by_number_only_are_one() -> None:
 
 @pytest.mark.parametrize("excerpts", [False, True])
 def test_text_is_shown_only_where_excerpts_are_wanted(excerpts: bool) -> None:
-    """Whatever an edge tells, nothing of it is on a page unless the settings allow it."""
+    """Whatever a frontend reports, nothing of it is on a page unless the settings allow it."""
     of = ledger(excerpts=excerpts)
     what = difference(DifferenceKind.TIMESTAMP, before=CANARY, after=CANARY, shape="aaa aaaa")
     of.observe(record(1.0, misses={MissReason.DIVERGED: 9}, sighting=PromptAnalysis(template=5, difference=what)))

@@ -1,4 +1,5 @@
-"""The life of the face: health, TLS, both faces in one process, draining, what is misused, and its messages."""
+"""Lifecycle of the frontend: health, TLS, both frontends in one process, draining, what is misused, and its messages.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from router.cli.config_loader import load
 from router.config.schema import SettingsError
 from router.extproc import extproc_pb2 as pb
 from router.extproc.service import SERVICE
-from router.single_process import RouterServer
+from router.router_server import RouterServer
 from tests.extproc.asking import CHAT, PATH, asking, chat, destinations, endpoint, picking
 from tests.support.fakes import FakeEngine, events
 from tests.support.waiting import until
@@ -38,23 +39,23 @@ async def test_health_says_whether_a_replica_is_ready(engine: FakeEngine) -> Non
     replicas is not to be started again."""
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     async with picking(engine) as app:
-        await app.gateway._look()
-        for port in (app.gateway.port, app.gateway.health_port):
+        await app.extproc._look()
+        for port in (app.extproc.port, app.extproc.health_port):
             for service in ("liveness", "readiness", "inference-extension", SERVICE, ""):
                 assert await health(port, service) == serving
         engine.healthy = False
         await until(lambda: not app.router.ready())
-        await app.gateway._look()
-        for port in (app.gateway.port, app.gateway.health_port):
+        await app.extproc._look()
+        for port in (app.extproc.port, app.extproc.health_port):
             assert await health(port, "liveness") == await health(port, "inference-extension") == serving
             for service in ("readiness", SERVICE, ""):
                 assert await health(port, service) == not_serving
         engine.healthy = True
         await until(app.router.ready)
         app.lame_duck()
-        await app.gateway._look()
+        await app.extproc._look()
         for service in ("readiness", "inference-extension"):
-            assert await health(app.gateway.health_port, service) == not_serving
+            assert await health(app.extproc.health_port, service) == not_serving
         async with asking(app) as it:  # who asks all the same is served
             assert destinations(await it.pick()) == [endpoint(engine)]
             await it.finish()
@@ -63,8 +64,8 @@ async def test_health_says_whether_a_replica_is_ready(engine: FakeEngine) -> Non
 async def test_a_picker_without_replicas_is_ready_where_that_is_wanted() -> None:
     """It refuses and counts what comes, which an autoscaler sees, instead of leaving the choice to the gateway."""
     async with picking(discovery__scale_from_zero=True) as app:
-        await app.gateway._look()
-        assert await health(app.gateway.health_port, "readiness") == health_pb2.HealthCheckResponse.SERVING
+        await app.extproc._look()
+        assert await health(app.extproc.health_port, "readiness") == health_pb2.HealthCheckResponse.SERVING
         async with asking(app) as it:
             assert (await it.pick()).immediate_response.status.code == 503
 
@@ -80,7 +81,7 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
 
     async def picks(app: RouterServer, ca: bytes) -> bool:
         secure = grpc.ssl_channel_credentials(ca)
-        async with grpc.aio.secure_channel(f"localhost:{app.gateway.port}", secure) as channel:
+        async with grpc.aio.secure_channel(f"localhost:{app.extproc.port}", secure) as channel:
             try:
                 async with asyncio.timeout(60):
                     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
@@ -98,20 +99,21 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
 
 
 async def test_both_faces_in_one_process(engine: FakeEngine, other: FakeEngine, client: ClientSession) -> None:
-    """A conversation that began at one face is known at the other: one desk, one hub."""
+    """A conversation that began at one frontend is known at the other: both share request handling and control plane.
+    """
     text = "word " * 2_000
     async with picking(engine, other, listen__mode="both") as app:
-        async with client.post(app.edge.url + CHAT, json={"model": "m", "messages": [
+        async with client.post(app.http.url + CHAT, json={"model": "m", "messages": [
             {"role": "user", "content": text}]}) as answer:  # fmt: skip
             home = answer.headers["x-warmroute-replica"]
             await answer.read()
         async with asking(app) as it:
             assert destinations(await it.pick(chat(text)))[0] == home.removeprefix("http://")
-            assert app.gateway.in_flight == 1
+            assert app.extproc.in_flight == 1
             await it.finish()
-        await until(lambda: len(app.hub.history.recent) == 2)
-        assert app.hub.edges.in_flight == 0
-        assert app.url == app.edge.url
+        await until(lambda: len(app.control.history.recent) == 2)
+        assert app.control.frontends.in_flight == 0
+        assert app.url == app.http.url
 
 
 async def test_streams_that_pass_us_by_are_let_go(engine: FakeEngine) -> None:
@@ -122,7 +124,7 @@ async def test_streams_that_pass_us_by_are_let_go(engine: FakeEngine) -> None:
                 await it.pick(chat(stream=True))
                 await it.answer()
                 await it.hear()
-            leaving = asyncio.create_task(app.gateway.__aexit__(None, None, None))
+            leaving = asyncio.create_task(app.extproc.__aexit__(None, None, None))
             assert await past.hear() is None
             pieces = events()
             for n, piece in enumerate(pieces):
@@ -177,7 +179,7 @@ async def test_a_picker_that_knows_nobody_yet_says_nothing(engine: FakeEngine) -
 async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> None:
     """A picker that has seen a replica ready says 503 when none is any more, though nobody has asked it before."""
     async with picking(engine) as app:
-        await until(lambda: app.gateway._parts.known)
+        await until(lambda: app.extproc._parts.known)
         engine.healthy = False
         await until(lambda: not app.router.ready())
         async with asking(app) as it:

@@ -1,4 +1,4 @@
-"""One process: a hub, which knows the replicas, and the frontends that `listen.mode` names."""
+"""A running router: a control plane, which tracks the replicas, and the frontends that `listen.mode` names."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ if TYPE_CHECKING:
 class RouterServer:
     """A running router: `async with RouterServer(settings) as app`."""
 
-    edge: HttpFrontend  # present only with this frontend
-    gateway: ExtProcFrontend  # the same
+    http: HttpFrontend  # present only with this frontend
+    extproc: ExtProcFrontend  # the same
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._faces: list[HttpFrontend | ExtProcFrontend] = []
-        self.hub = ControlPlane(settings)
+        self._frontends: list[HttpFrontend | ExtProcFrontend] = []
+        self.control = ControlPlane(settings)
 
     async def __aenter__(self) -> Self:
         """Start listening. Replicas are discovered in the background; `/readyz` reports when one is ready."""
         settings = self._settings
         async with close_on_error(self._stack):
-            await self._stack.enter_async_context(self.hub)
-            self._desk = IngressContext(settings, self.hub.placer, self.hub.prompts)
-            await self._stack.enter_async_context(self._desk)
+            await self._stack.enter_async_context(self.control)
+            self._ingress = IngressContext(settings, self.control.placer, self.control.prompts)
+            await self._stack.enter_async_context(self._ingress)
             bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
             if settings.listen.mode != "extproc":
-                self.edge = HttpFrontend(settings, self.hub.placer, self._desk, bodies)
-                self._faces.append(self.edge)
+                self.http = HttpFrontend(settings, self.control.placer, self._ingress, bodies)
+                self._frontends.append(self.http)
             if settings.listen.mode != "proxy":
                 from router.extproc.frontend import ExtProcFrontend
 
-                self.gateway = ExtProcFrontend(settings, self.hub.placer, self._desk, bodies)
-                self._faces.append(self.gateway)
-            self.hub.attach_frontends(FrontendGroup(self._desk, self._faces))
-            for face in self._faces:
-                await self._stack.enter_async_context(face)
+                self.extproc = ExtProcFrontend(settings, self.control.placer, self._ingress, bodies)
+                self._frontends.append(self.extproc)
+            self.control.attach_frontends(FrontendGroup(self._ingress, self._frontends))
+            for frontend in self._frontends:
+                await self._stack.enter_async_context(frontend)
         return self
 
     @property
     def url(self) -> str:
         """URL of the main listener; of the picker if there is no main listener."""
-        return self._faces[0].url
+        return self._frontends[0].url
 
     @property
     def admin_url(self) -> str:
         """URL of the admin listener."""
-        return self.hub.admin_url
+        return self.control.admin_url
 
     @property
     def router(self) -> Router:
         """Router that places requests."""
-        return self.hub.router
+        return self.control.router
 
     def lame_duck(self) -> None:
         """Make `/readyz` return 503 and each answer end its connection. All other functions continue."""
-        self.hub.drain()
-        for face in self._faces:
-            face.lame_duck()
+        self.control.drain()
+        for frontend in self._frontends:
+            frontend.lame_duck()
 
     def reload(self, settings: Settings) -> None:
         """Apply the settings that may change at run time. Raises SettingsError, and then the old settings stay."""
-        for face in self._faces:
-            face.reload(settings)
-        self.hub.reload(settings)
+        for frontend in self._frontends:
+            frontend.reload(settings)
+        self.control.reload(settings)
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
 
@@ -90,7 +90,7 @@ class RouterServer:
     ) -> None:
         """Drain: `/readyz` fails at once, running answers finish within `listen.drain_s`, then everything is closed. If
         the block was cancelled, running answers are cut at once."""
-        self.hub.drain()
+        self.control.drain()
         await self._stack.__aexit__(kind, error, trace)
 
 
@@ -98,47 +98,47 @@ class FrontendGroup:
     """All frontends of this process, with their shared request handling, as the control plane sees them
     (placement_api.Frontends)."""
 
-    def __init__(self, desk: IngressContext, faces: list[HttpFrontend | ExtProcFrontend]) -> None:
-        self._desk = desk
-        self._faces = faces
+    def __init__(self, ingress: IngressContext, frontends: list[HttpFrontend | ExtProcFrontend]) -> None:
+        self._ingress = ingress
+        self._frontends = frontends
 
     @property
     def in_flight(self) -> int:
         """Requests being answered."""
-        return sum(face.in_flight for face in self._faces)
+        return sum(frontend.in_flight for frontend in self._frontends)
 
     def counters(self) -> Mapping[str, int]:
         """Return the totals of all frontends, and of their shared request handling."""
-        figures = Counter(self._desk.counters())
-        for face in self._faces:
-            figures.update(face.counters())
+        figures = Counter(self._ingress.counters())
+        for frontend in self._frontends:
+            figures.update(frontend.counters())
         return figures
 
     def templates(self) -> Iterable[Template]:
         """Return templates that this process saw, new or changed since the last call."""
-        return self._desk.templates()
+        return self._ingress.templates()
 
     def on_replica_unreachable(self, replica: str) -> None:
         """Notify the frontends."""
-        for face in self._faces:
-            face.on_replica_unreachable(replica)
+        for frontend in self._frontends:
+            frontend.on_replica_unreachable(replica)
 
     def on_replica_stalled(self, replica: str) -> None:
         """Notify the frontends."""
-        for face in self._faces:
-            face.on_replica_stalled(replica)
+        for frontend in self._frontends:
+            frontend.on_replica_stalled(replica)
 
     def on_replicas_progress(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
         """Notify the frontends."""
-        for face in self._faces:
-            face.on_replicas_progress(moving, uncounted)
+        for frontend in self._frontends:
+            frontend.on_replicas_progress(moving, uncounted)
 
     def on_replica_removed(self, replica: str) -> None:
         """Notify the frontends."""
-        for face in self._faces:
-            face.on_replica_removed(replica)
+        for frontend in self._frontends:
+            frontend.on_replica_removed(replica)
 
     def on_replica_ready(self, replica: str) -> None:
         """Notify the frontends."""
-        for face in self._faces:
-            face.on_replica_ready(replica)
+        for frontend in self._frontends:
+            frontend.on_replica_ready(replica)
