@@ -1,8 +1,8 @@
 """Prompts before anybody speaks a dialect: what a conversation holds, how clients write it down, where things stand.
 
 `Talk` is what an agent has in hand. `body` writes it as one of three APIs' requests, `pieces` as canonical bytes, by
-the rules of DESIGN and in as few lines as possible: the corpus does not ask the router what its own truth is. A test
-holds both against the router's dialects.
+the rules of DESIGN and in as few lines as possible: the corpus does not ask the router for its own truth. scoring.py
+holds them against the router's dialects.
 """
 
 from __future__ import annotations

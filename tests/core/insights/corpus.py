@@ -38,7 +38,9 @@ from tests.core.insights.rewriting import ALL
 from tests.core.insights.truth import Request, judged
 
 RECORDED = Path(__file__).parents[3] / "loadtest" / "data" / "claude_code_sessions.jsonl.gz"
-TURNS_MIN, TURNS_MAX = 4, 20
+TURNS_MIN, TURNS_MAX = 4, 12
+SESSIONS = 2, 3  # of a deployment, at least and at most
+SCALE, HEAD_SCALE = 0.25, 0.06  # of the recorded tokens of turns, and of what is before them
 CLEAN = ("append", "retry", "regenerate", "branch", "agents", "family", "again")
 # They happen once a session, so that more sessions are needed to see as many.
 RARE = (
@@ -90,8 +92,8 @@ def _shape(lines: Sequence[SessionLine]) -> Shape:
 class _Maker:
     """Makes what one session would honestly send: append-only."""
 
-    def __init__(self, prose: Prose, shape: Shape, base: Talk, asks: float, scale: float) -> None:
-        self.prose, self.shape, self.base, self.asks, self.scale = prose, shape, base, asks, scale
+    def __init__(self, prose: Prose, shape: Shape, base: Talk, asks: float) -> None:
+        self.prose, self.shape, self.base, self.asks = prose, shape, base, asks
         self.calls = 0
 
     def talks(self, turns: int) -> list[Talk]:
@@ -116,7 +118,7 @@ class _Maker:
         return (Message("assistant", text, calls), *results)
 
     def _size(self, tokens: int, most: int) -> int:
-        return max(60, min(most, int(4 * tokens * self.scale)))
+        return max(60, min(most, int(4 * tokens * SCALE)))
 
     def _call(self, tool: Tool) -> Call:
         self.calls += 1
@@ -158,24 +160,11 @@ def _disturbed(clean: str, talks: list[Talk], maker: _Maker) -> list[Talk]:
 # Deployments
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How large a corpus is. `scale` is of the recorded tokens."""
-
-    turns_max: int = 12
-    sessions: tuple[int, int] = (2, 3)
-    scale: float = 0.25
-    head_scale: float = 0.06
-
-
-SMALL = Options()
-
-
 class _Deployment:
     """A product and its sessions."""
 
-    def __init__(self, seed: str, damage: Damage | None, clean: str, options: Options) -> None:
-        self.seed, self.damage, self.clean, self.options = seed, damage, clean, options
+    def __init__(self, seed: str, damage: Damage | None, clean: str = "") -> None:
+        self.seed, self.damage, self.clean = seed, damage, clean
         self.prose = Prose(seed)
         self.rng = self.prose.rng
         self.name = f"{damage.kind}: {damage.name}" if damage else f"clean: {clean}"
@@ -188,7 +177,7 @@ class _Deployment:
         self.path = path or rng.choice(PATHS)
         count = max(tools_min, rng.choice((0, 3, 5, 8, 12, 20, 40 if rng.random() < 0.3 else 6)))
         tools = [Tool(name, self.prose.prose(120), tool_schema(self.prose)) for name in tool_names(self.prose, count)]
-        size = int(rng.choice(shapes()).head * 4 * self.options.head_scale * rng.uniform(0.3, 1.6))
+        size = int(rng.choice(shapes()).head * 4 * HEAD_SCALE * rng.uniform(0.3, 1.6))
         system = system_prompt(self.prose, size)
         parts = (system, self.prose.prose(300)) if self.path != RESPONSES and rng.random() < 0.25 else (system,)
         return Talk(tuple(tools), parts, ())
@@ -196,7 +185,7 @@ class _Deployment:
     def sent(self) -> list[list[Request]]:
         """Of each session, its requests; without truth."""
         together = self.clean in ("agents", "family")
-        count = self.rng.randint(*self.options.sessions) + 2 * together
+        count = self.rng.randint(*SESSIONS) + 2 * together
         count += 2 if self.damage and (self.damage.kind in RARE or self.damage in RELEASED) else 0
         start_s = self.rng.uniform(0, 3600)
         return [self._session(i, start_s + i * (0.4 if together else self.rng.uniform(20, 900))) for i in range(count)]
@@ -223,11 +212,10 @@ class _Deployment:
 
     def _talks(self, index: int, shape: Shape) -> list[Talk]:
         """What a session honestly has in hand, turn by turn."""
-        most = max(TURNS_MIN, min(self.options.turns_max, TURNS_MAX))
-        turns = min(len(shape.at_s), self.rng.randint(TURNS_MIN, most))
+        turns = min(len(shape.at_s), self.rng.randint(TURNS_MIN, TURNS_MAX))
         prose = Prose(f"{self.seed}/{0 if self.clean == 'again' else index}")
         base = self.agent if index else self.base
-        maker = _Maker(prose, shape, base, self.damage.asks if self.damage else 0.35, self.options.scale)
+        maker = _Maker(prose, shape, base, self.damage.asks if self.damage else 0.35)
         return _disturbed(self.clean, maker.talks(turns), maker)
 
     def _style(self, session: str) -> Style:
@@ -240,7 +228,7 @@ class _Deployment:
         return Style(self.path, parts, escaped, spaced, marked, billed, session if keyed else "")
 
 
-def corpus(seed: int, options: Options = SMALL) -> list[Request]:
+def corpus(seed: int) -> list[Request]:
     """All requests of a seed, in the order of time: twelve damaged deployments, one that a release damages, and clean
     ones of each sort.
 
@@ -250,9 +238,9 @@ def corpus(seed: int, options: Options = SMALL) -> list[Request]:
     made: list[Request] = []
     for kind, variants in ALL.items():
         damage = variants[seed // 2 % len(variants)]
-        made += judged(_Deployment(f"{seed}/{kind}", damage, "", options).sent(), damage)
+        made += judged(_Deployment(f"{seed}/{kind}", damage).sent(), damage)
     release = RELEASED[seed // 2 % len(RELEASED)]
-    made += judged(_Deployment(f"{seed}/released", release, "", options).sent(), release)
+    made += judged(_Deployment(f"{seed}/released", release).sent(), release)
     for clean in CLEAN:
-        made += judged(_Deployment(f"{seed}/{clean}", None, clean, options).sent(), None)
+        made += judged(_Deployment(f"{seed}/{clean}", None, clean).sent(), None)
     return sorted(made, key=lambda request: request.at_s)

@@ -58,6 +58,8 @@ def watch(requests: Iterable[Request]) -> Iterable[tuple[Request, PromptAnalysis
         chain = chain_of(ask, "m")
         if chain is None:
             raise AssertionError(f"{request.session}/{request.turn}: not understood")
+        assert ask.prompt is not None
+        assert ask.prompt.text == request.text, f"{_name(request)}: canonical bytes differ from the corpus's"
         look = watcher.classify(ask, chain, session=request.hint, path=path, body=request.body, sure=True)
         if isinstance(look, DiffCandidate):
             look.read()

@@ -34,7 +34,6 @@ class Truth:
 
     change: DifferenceKind
     place: Place
-    role: str
     path: str
     offset_bytes: int  # in canonical bytes
     at_bytes: int | None  # within the text at `path`; None where no text is there
@@ -125,9 +124,8 @@ def _truth(before: Request, after: Request, damage: Damage, known: int) -> tuple
     repeated, behind = _repeated(place, before, after, moved=moved, first=max(offset, known), past=offset + changed)
     if damage.kind == DifferenceKind.TOOL_ADDED and known < len(after.pieces[0]):
         repeated -= sum(len(dense(tool.parts())) for tool in after.talk.tools if tool not in before.talk.tools)
-    role = "" if place.kind == "tool" else ("system" if place.index == 0 else after.talk.messages[place.index - 1].role)
     path = path_of(place, after.talk, after.style)
-    return Truth(damage.kind, place, role, path, offset, at, known, repeated, before), behind
+    return Truth(damage.kind, place, path, offset, at, known, repeated, before), behind
 
 
 def _repeated(place: Place, before: Request, after: Request, *, moved: bool, first: int, past: int) -> tuple[int, int]:
