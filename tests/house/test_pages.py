@@ -12,7 +12,6 @@ import pytest
 
 from loadtest.docgen.layers import layers
 from loadtest.docgen.markdown import PageError, with_block
-from tests.house.test_words import AWAITED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ROOT / "docs" / "architecture"
@@ -71,19 +70,6 @@ def test_the_map_is_short() -> None:
     assert all((ROOT / "router" / path).is_file() for path in paths)
 
 
-def test_no_sentence_stands_on_two_pages() -> None:
-    """Each sentence of the pages on the architecture, of ARCHITECTURE.md and of CONTRIBUTING.md stands in one place."""
-    texts = [
-        ROOT / "ARCHITECTURE.md",
-        ROOT / "CONTRIBUTING.md",
-        *PAGES.glob("*.md"),
-        *(ROOT / "docs/extend").glob("*.md"),
-    ]
-    lines = [line for text in texts for line in set(text.read_text(encoding="utf-8").splitlines())]
-    prose = [line for line in lines if line.endswith(".") and len(line) > 40]
-    assert len(prose) == len(set(prose)), sorted(line for line in set(prose) if prose.count(line) > 1)
-
-
 def examples() -> list[tuple[str, str]]:
     """(page, text) of every example on the pages about extending that is a whole module: it begins with a docstring."""
     return [
@@ -97,8 +83,6 @@ def examples() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "text"), examples(), ids=[page for page, _ in examples()])
 def test_examples_are_modules_that_run(page: str, text: str) -> None:
     """A module shown on a page about extending can be run: all that it imports is there, and its class is made."""
-    if awaited := AWAITED & set(re.findall(r"\w+", text)):
-        pytest.skip(f"{page} awaits {sorted(awaited)}")
     module = ModuleType(page.removesuffix(".md"))
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
