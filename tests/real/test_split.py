@@ -12,46 +12,36 @@ import pytest
 
 from tests.real.conftest import CLIENT_TIMEOUT_S
 from tests.real.exact_drive import send
-from tests.real.exact_workload import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Call
 from tests.real.install import installed
 from tests.real.nixl_server import EXPIRED, NixlReplica
-from tests.real.processes import wait_until
 from tests.real.router_process import Router, routing
-from tests.real.talk import Answer
-from tests.real.test_replica_loss import RUNNING, first_under_load
 from tests.real.two_legs import (
+    FETCHED,
     LEAVE_WITHIN_S,
     LEAVERS_TOKENS,
     ROUNDS_MAX,
-    STREAM_PROMPT_TOKENS_MAX,
-    STREAMS,
-    WAIT_S,
+    USED,
+    VLLM_PATHS,
     Figures,
-    ask_on,
     call,
     calls,
     decoding,
-    endless,
     in_flight,
-    judge_texts,
+    judge_killed,
+    judge_two_legs,
     leave,
     read_counter,
     send_all,
-    send_until_split,
     split_settings,
     two_legs,
     until,
     wait_out_times,
-    warmed,
+    wait_warm,
 )
 from tests.real.vllm_server import BLOCK_TOKENS, SEQUENCES_MAX, serving
 
-PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 WAVES, LEAVERS = 2, 10  # clients of each wave
 CLIENTS = 6  # that ask for one long prompt after the other while a replica is killed
-USED = "vllm:kv_cache_usage_perc"
-SOURCES, COMPUTED = "vllm:prompt_tokens_by_source_total", 'source="local_compute"'
-FETCHED = "vllm:external_prefix_cache_hits_total"
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +64,7 @@ def module_router(started_replicas: list[NixlReplica], folder: Path) -> Iterator
 @pytest.fixture
 def router(replicas: list[NixlReplica], module_router: Router) -> Router:
     """The file's router, which has warmed the pair."""
-    module_router.wait_replicas(len(replicas))
-    wait_until("a warm pair", lambda: warmed(module_router) > 0, WAIT_S)
-    return module_router
+    return wait_warm(module_router, len(replicas))
 
 
 @pytest.fixture
@@ -91,43 +79,13 @@ async def free(replica: NixlReplica) -> None:
     await until(f"no blocks in use at the {replica.name}", lambda: replica.told(USED) == 0)
 
 
-async def count_tokens(prefiller: NixlReplica, decoder: NixlReplica) -> tuple[float, float, float]:
-    """Prompt tokens computed at the one, and at the other one, and those that it fetched."""
-    computed = await read_counter(prefiller, SOURCES, COMPUTED), await read_counter(decoder, SOURCES, COMPUTED)
-    return *computed, await read_counter(decoder, FETCHED)
-
-
-async def judge_alone(direct: httpx.AsyncClient, asked: list[Call], answers: list[Answer]) -> None:
-    """Each answer has the text that the replica which prefills gives alone, with nothing cached."""
-    (await direct.post("/reset_prefix_cache")).raise_for_status()
-    await judge_texts(direct, asked, answers)
-
-
 async def test_answers_in_two_legs_are_those_of_one_engine(
     client: httpx.AsyncClient, direct: httpx.AsyncClient, replicas: list[NixlReplica], figures: Figures
 ) -> None:
-    """Long prompts through each API, whole and streamed, beside streams that decode: most are computed at the one
-    replica alone and fetched by the other one whole, and the text is that of one engine that does it all."""
-    prefiller, decoder = replicas
-    async with decoding(client, decoder, "beside") as streams:
-        before = await count_tokens(prefiller, decoder)
-        asked, answers = await send_until_split(client, prefiller, decoder, PATHS, "two legs", rounds=2)
-        after = await count_tokens(prefiller, decoder)
-    split = two_legs(prefiller, decoder, answers)
-    computed, computed_there, fetched = (now - then for now, then in zip(after, before, strict=True))
-    figures(
-        f"{len(split)} of {len(asked)} long prompts in two legs beside {STREAMS} streams: {computed:.0f} tokens "
-        f"computed at the prefiller, {fetched:.0f} fetched and {computed_there:.0f} computed at the decoder"
-    )
-    prompt_tokens = sum(answer.prompt_tokens for answer in split)
-    # Of streams that began meanwhile, in however many legs.
-    begun_tokens_max = STREAM_PROMPT_TOKENS_MAX * (len(streams) - STREAMS)
-    assert prompt_tokens <= computed <= prompt_tokens + begun_tokens_max
-    assert prompt_tokens <= fetched <= prompt_tokens + begun_tokens_max
-    others = sum(answer.prompt_tokens for answer in answers) - prompt_tokens
-    assert computed_there <= others + begun_tokens_max
+    """Most long prompts are computed at the one replica and fetched by the other one, and the text is that of one
+    engine that does it all."""
+    split = await judge_two_legs(client, direct, replicas, figures, "NIXL", rounds=2)
     assert {answer.cached_tokens for answer in split} == {0}
-    await judge_alone(direct, asked, answers)
 
 
 async def test_clients_are_told_what_the_prefilling_engine_found_cached(
@@ -136,7 +94,7 @@ async def test_clients_are_told_what_the_prefilling_engine_found_cached(
     """Of a prompt that the prefilling replica holds, usage says its cached part, and not the whole that came."""
     prefiller, decoder = replicas
     for turn in range(ROUNDS_MAX):
-        asked = calls(PATHS, f"told {turn}")
+        asked = calls(VLLM_PATHS, f"told {turn}")
         alone = await send_all(direct, asked)
         async with decoding(client, decoder, f"beside told {turn}"):
             before = await read_counter(decoder, FETCHED)
@@ -166,7 +124,7 @@ async def test_clients_that_leave_leave_no_blocks(
     async with decoding(client, decoder, "nearly full", SEQUENCES_MAX - 1):
         for wave in range(WAVES):
             names = [f"leaver {wave} {number}" for number in range(LEAVERS)]
-            asked = [call(rng.choice(PATHS), name, rng.random() < 0.5, LEAVERS_TOKENS) for name in names]
+            asked = [call(rng.choice(VLLM_PATHS), name, rng.random() < 0.5, LEAVERS_TOKENS) for name in names]
             leavers = [asyncio.create_task(send(client, each)) for each in asked]
             try:
                 await until("prompts on their way", lambda: in_flight(router, decoder) >= placed)
@@ -193,24 +151,4 @@ async def test_a_prefilling_replica_that_is_killed_fails_no_request(
 ) -> None:
     """Killed under load it takes no request with it: what the replica that decodes did not get it computes alone. Back
     again, the pair is warmed anew and takes requests in two legs."""
-    prefiller, decoder = replicas
-    asked, answers = list[Call](), list[Answer]()
-    killed, once = asyncio.Event(), warmed(router)
-
-    async with decoding(client, decoder, "beside the killed"):
-        wishes = [endless(PATHS, f"killed {number}", stream=number % 2 == 0) for number in range(CLIENTS)]
-        tasks = [asyncio.create_task(ask_on(client, each, killed, asked, answers)) for each in wishes]
-        await until("answers in two legs", lambda: sum(bool(answer.prefiller) for answer in answers) >= CLIENTS)
-        busy, _ = await first_under_load([prefiller], RUNNING, 1)
-        await asyncio.to_thread(busy.kill)
-        killed.set()
-        await asyncio.gather(*tasks)
-    split = two_legs(prefiller, decoder, answers)
-    assert len(answers) - len(split) >= CLIENTS
-    figures(f"killed: {len(split)} long prompts in two legs, then {len(answers) - len(split)} at the decoder alone")
-    figures(f"restart: {prefiller.name} ready after {await asyncio.to_thread(prefiller.restart):.0f} s")
-    await asyncio.to_thread(router.wait_replicas, 2)
-    await until("the pair warm again", lambda: warmed(router) > once)
-    async with decoding(client, decoder, "beside the restarted"):
-        again, back = await send_until_split(client, prefiller, decoder, PATHS, "back")
-    await judge_alone(direct, [*asked, *again], [*answers, *back])
+    await judge_killed(client, direct, replicas, router, figures, "NIXL", CLIENTS)

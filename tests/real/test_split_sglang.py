@@ -8,7 +8,6 @@ that way out.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,28 +18,25 @@ from tests.real import install_sglang
 from tests.real.conftest import CLIENT_TIMEOUT_S, CONNECTIONS_MAX
 from tests.real.exact_workload import CHAT, COMPLETIONS, RESPONSES, Call
 from tests.real.install import model_dir
-from tests.real.processes import wait_until
 from tests.real.router_process import Router, routing
 from tests.real.sglang_split_server import SplitSGLangReplica
 from tests.real.sglang_workload import GENERATE
 from tests.real.talk import Answer
 from tests.real.two_legs import (
-    LEAVERS_TOKENS,
-    WAIT_S,
     Figures,
-    answered,
     ask_on,
     call,
     calls,
     endless,
     in_flight,
     judge_texts,
-    leave,
+    leave_at_random,
     read_counter,
     send_all,
     split_settings,
     two_legs,
     until,
+    wait_warm,
     warmed,
 )
 from tests.real.vllm_server import serving
@@ -79,13 +75,6 @@ def split_router(replicas: list[SplitSGLangReplica], folder: Path, name: str) ->
     return Router([replica.url for replica in replicas], folder, name, more)
 
 
-def warm(router: Router, replicas: int) -> Router:
-    """The router, once its replicas are ready and its pair has handed a prompt over."""
-    router.wait_replicas(replicas)
-    wait_until("a warm pair", lambda: warmed(router) > 0, WAIT_S)
-    return router
-
-
 @pytest.fixture(scope="module")
 def module_router(started_replicas: list[SplitSGLangReplica], folder: Path) -> Iterator[Router]:
     """A router that has the pair alone."""
@@ -101,13 +90,13 @@ def module_mixed(started_replicas: list[SplitSGLangReplica], folder: Path) -> It
 @pytest.fixture
 def router(replicas: list[SplitSGLangReplica], module_router: Router) -> Router:
     """The router that has the pair alone, which is warm."""
-    return warm(module_router, 2)
+    return wait_warm(module_router, 2)
 
 
 @pytest.fixture
 def mixed(replicas: list[SplitSGLangReplica], module_mixed: Router) -> Router:
     """The router that has all three, with a warm pair."""
-    return warm(module_mixed, 3)
+    return wait_warm(module_mixed, 3)
 
 
 @pytest.fixture
@@ -193,17 +182,7 @@ async def test_clients_that_leave_leave_no_pages(
     """While their prefill waits or runs, while their pages come, or while they are answered: no request is left in any
     queue of either server, and no page in use, long before their own time for it is over (300 s)."""
     prefiller, decoder, _ = replicas
-    rng = random.Random("leave")
-    kinds = [(rng.choice(PATHS), f"leaver {number}", rng.random() < 0.5) for number in range(LEAVERS)]
-    leavers = [
-        asyncio.create_task(answered(client, call(path, name, stream, LEAVERS_TOKENS))) for path, name, stream in kinds
-    ]
-    try:
-        moments_s = [rng.uniform(0.0, LEAVE_WITHIN_S) for _ in leavers]
-        await asyncio.gather(*(leave([each], at_s) for each, at_s in zip(leavers, moments_s, strict=True)))
-    finally:
-        await leave(leavers)
-    left = sum(each.cancelled() for each in leavers)
+    left = await leave_at_random(client, PATHS, LEAVERS, LEAVE_WITHIN_S)
     figures(f"SGLang: {left} of {LEAVERS} clients left")
     assert left > 0
     await until("nothing open", lambda: in_flight(router, prefiller) == in_flight(router, decoder) == 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,12 +20,12 @@ import pytest
 
 from router.core.fleet.disagg_pairs import TIMES_S
 from tests.real.exact_drive import send
-from tests.real.exact_workload import CHAT, COMPLETIONS, RESPONSES, Call
+from tests.real.exact_workload import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Call
 from tests.real.processes import wait_until
 from tests.real.router_process import Router
 from tests.real.sglang_workload import GENERATE, generate
 from tests.real.talk import Answer, ask, prose
-from tests.real.test_replica_loss import first_under_load
+from tests.real.test_replica_loss import RUNNING, first_under_load
 from tests.real.vllm_server import MODEL, Replica
 
 STREAMS = 6
@@ -34,6 +35,10 @@ BESIDE = 3  # requests with long prompts that are open at a time
 ROUNDS_MAX = 3  # of prompts, until the speeds of both replicas are learned, which a busy machine moves
 LEAVERS_TOKENS, LEAVE_WITHIN_S = 60, 5.0  # so that some of them are fetched for and answered before they leave
 WAIT_S = 300.0  # a limit for what must come
+VLLM_PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+USED = "vllm:kv_cache_usage_perc"
+SOURCES, COMPUTED = "vllm:prompt_tokens_by_source_total", 'source="local_compute"'
+FETCHED = "vllm:external_prefix_cache_hits_total"
 
 Figures = Callable[[str], None]
 
@@ -52,6 +57,13 @@ def split_settings(handshake: str, prefiller: Replica, decoder: Replica, *more: 
 def warmed(router: Router) -> int:
     """How often the router has had the pair hand a prompt over."""
     return router.server.log_text().count('"pair_warmed"')
+
+
+def wait_warm(router: Router, replicas: int) -> Router:
+    """The router, once its replicas are ready and its pair has handed a prompt over."""
+    router.wait_replicas(replicas)
+    wait_until("a warm pair", lambda: warmed(router) > 0, WAIT_S)
+    return router
 
 
 async def until(what: str, ready: Callable[[], bool]) -> None:
@@ -182,6 +194,21 @@ async def leave(clients: Sequence[asyncio.Task[Answer]], after_s: float = 0.0) -
     await asyncio.gather(*clients, return_exceptions=True)
 
 
+async def leave_at_random(client: httpx.AsyncClient, paths: Sequence[str], clients: int, within_s: float) -> int:
+    """So many clients with long prompts, each of which leaves within that time; how many had no answer before."""
+    rng = random.Random("leave")
+    kinds = [(rng.choice(paths), f"leaver {number}", rng.random() < 0.5) for number in range(clients)]
+    leavers = [
+        asyncio.create_task(answered(client, call(path, name, stream, LEAVERS_TOKENS))) for path, name, stream in kinds
+    ]
+    try:
+        moments_s = [rng.uniform(0.0, within_s) for _ in leavers]
+        await asyncio.gather(*(leave([each], at_s) for each, at_s in zip(leavers, moments_s, strict=True)))
+    finally:
+        await leave(leavers)
+    return sum(each.cancelled() for each in leavers)
+
+
 # -- what is said of them ----------------------------------------------------------------------------------------------
 
 
@@ -218,3 +245,84 @@ async def judge_texts(direct: httpx.AsyncClient, asked: Sequence[Call], answers:
     assert not [answer.failure for answer in alone if answer.failure]
     assert [answer.text for answer in answers] == [answer.text for answer in alone]
     assert len({answer.text for answer in alone}) == len(asked), "answers do not depend on their prompts"
+
+
+# -- pairs of vLLM servers ---------------------------------------------------------------------------------------------
+
+
+async def count_tokens(prefiller: Replica, decoder: Replica) -> tuple[float, float, float]:
+    """Prompt tokens computed at the one, and at the other one, and those that it fetched."""
+    computed = await read_counter(prefiller, SOURCES, COMPUTED), await read_counter(decoder, SOURCES, COMPUTED)
+    return *computed, await read_counter(decoder, FETCHED)
+
+
+async def judge_alone(direct: httpx.AsyncClient, asked: list[Call], answers: list[Answer]) -> None:
+    """Each answer has the text that the replica which prefills gives alone, with nothing cached."""
+    (await direct.post("/reset_prefix_cache")).raise_for_status()
+    await judge_texts(direct, asked, answers)
+
+
+async def judge_two_legs(
+    client: httpx.AsyncClient,
+    direct: httpx.AsyncClient,
+    pair: Sequence[Replica],
+    figures: Figures,
+    name: str,
+    rounds: int,
+) -> list[Answer]:
+    """Long prompts through each API, whole and streamed, beside streams that decode: most are computed at the one
+    replica alone and fetched by the other one whole, and the text is that of one engine that does it all. Those that
+    went in two legs."""
+    prefiller, decoder = pair
+    async with decoding(client, decoder, "beside") as streams:
+        before = await count_tokens(prefiller, decoder)
+        asked, answers = await send_until_split(client, prefiller, decoder, VLLM_PATHS, f"{name} legs", rounds)
+        after = await count_tokens(prefiller, decoder)
+    split = two_legs(prefiller, decoder, answers)
+    computed, computed_there, fetched = (now - then for now, then in zip(after, before, strict=True))
+    figures(
+        f"{name}: {len(split)} of {len(asked)} long prompts in two legs beside {STREAMS} streams: {computed:.0f} "
+        f"tokens computed at the prefiller, {fetched:.0f} fetched and {computed_there:.0f} computed at the decoder"
+    )
+    prompt_tokens = sum(answer.prompt_tokens for answer in split)
+    # Of streams that began meanwhile, in however many legs.
+    begun_tokens_max = STREAM_PROMPT_TOKENS_MAX * (len(streams) - STREAMS)
+    assert prompt_tokens <= computed <= prompt_tokens + begun_tokens_max
+    assert prompt_tokens <= fetched <= prompt_tokens + begun_tokens_max
+    others = sum(answer.prompt_tokens for answer in answers) - prompt_tokens
+    assert computed_there <= others + begun_tokens_max
+    await judge_alone(direct, asked, answers)
+    return split
+
+
+async def judge_killed(
+    client: httpx.AsyncClient,
+    direct: httpx.AsyncClient,
+    pair: Sequence[Replica],
+    router: Router,
+    figures: Figures,
+    name: str,
+    clients: int,
+) -> None:
+    """The prefilling replica, killed under load, takes no request with it: what the replica that decodes did not get it
+    computes alone. Back again, the pair is warmed anew and takes requests in two legs."""
+    prefiller, decoder = pair
+    asked, answers = list[Call](), list[Answer]()
+    killed, once = asyncio.Event(), warmed(router)
+    async with decoding(client, decoder, "beside the killed"):
+        wishes = [endless(VLLM_PATHS, f"killed {number}", stream=number % 2 == 0) for number in range(clients)]
+        tasks = [asyncio.create_task(ask_on(client, each, killed, asked, answers)) for each in wishes]
+        await until("answers in two legs", lambda: sum(bool(answer.prefiller) for answer in answers) >= clients)
+        busy, _ = await first_under_load([prefiller], RUNNING, 1)
+        await asyncio.to_thread(busy.kill)
+        killed.set()
+        await asyncio.gather(*tasks)
+    split = two_legs(prefiller, decoder, answers)
+    assert len(answers) - len(split) >= clients
+    figures(f"{name}, killed: {len(split)} long prompts in two legs, then {len(answers) - len(split)} in one")
+    figures(f"restart: {prefiller.name} ready after {await asyncio.to_thread(prefiller.restart):.0f} s")
+    await asyncio.to_thread(router.wait_replicas, 2)
+    await until("the pair warm again", lambda: warmed(router) > once)
+    async with decoding(client, decoder, "beside the restarted"):
+        again, back = await send_until_split(client, prefiller, decoder, VLLM_PATHS, f"{name} back")
+    await judge_alone(direct, [*asked, *again], [*answers, *back])
