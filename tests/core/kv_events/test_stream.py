@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.kv_events.stream import (
-    RESTARTED,
-    Clear,
-    Phase,
-)
+from router.core.kv_events.stream import RESTARTED, Clear, Phase
 from router.core.types.placements import Confidence
 from tests.core.kv_events.streams import batch, connected, exact
-
-
-def test_live_batches_wait_for_the_replay() -> None:
-    """Those that it has too are applied once; the rest follows in order; nothing counts before that."""
-    owner = connected()
-    owner.live(2, 3)
-    assert owner.told == ["suspend", "ask 0"]
-    owner.replay(0, 1, 2)
-    assert owner.told[2:] == ["apply 0", "apply 1", "apply 2", "apply 3", "resume"]
-    assert owner.state == (Confidence.EXACT, "joined at batch 0")
-    assert owner.stream.counts.duplicates == 1
 
 
 def test_nothing_published_yet() -> None:
@@ -44,47 +29,6 @@ def test_an_engine_that_keeps_nothing_to_replay() -> None:
         "joined late, at batch 7: the replay is empty although batches arrived",
     )
     assert owner.numbers == [7]
-
-
-def test_a_late_join_becomes_exact_by_a_clear() -> None:
-    """All that follows is known then."""
-    owner = connected()
-    owner.replay(5, 6)
-    assert owner.state == (Confidence.CATCHING_UP, "joined late: the replay begins at batch 5")
-    owner.stream.live(7, batch(7, "A", "AllBlocksCleared"), 0.0)
-    owner.steps()
-    assert owner.state == (Confidence.EXACT, "joined at a clear event, in batch 7")
-
-
-@pytest.mark.parametrize("reconnect", [True, False])
-def test_continuity_is_proved_by_bytes(reconnect: bool) -> None:
-    """After a gap or a new connection the replay begins with our last batch, equal: nothing is forgotten."""
-    owner = exact()
-    if reconnect:
-        owner.stream.on_disconnected("gone", 0.0)
-        owner.stream.on_connected(0.0)
-        owner.steps()
-    else:
-        owner.live(5)
-    assert owner.told == ["suspend", "ask 2"]
-    assert owner.state[0] is Confidence.CATCHING_UP
-    owner.replay(2, 3, 4, 5)
-    assert owner.told[2:] == ["apply 3", "apply 4", "apply 5", "resume"]
-    assert owner.state == (Confidence.EXACT, "joined at batch 0")
-
-
-def test_a_restart_that_passed_our_number() -> None:
-    """Other bytes under our number: everything goes at once, the new process is joined from 0."""
-    owner = exact()
-    owner.stream.on_disconnected("gone", 0.0)
-    owner.stream.on_connected(0.0)
-    owner.steps()
-    owner.replay(2, process="B", end=False)
-    assert owner.told == ["suspend", "ask 2", "clear", "suspend", "ask 0"]
-    owner.replay(0, 1, 2, 3, process="B")
-    assert owner.numbers == [0, 1, 2, 3]
-    assert owner.state == (Confidence.EXACT, "joined at batch 0")
-    assert owner.stream.counts.restarts == 1
 
 
 def test_a_restart_says_so() -> None:

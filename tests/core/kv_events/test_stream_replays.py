@@ -6,13 +6,7 @@ import msgspec
 import pytest
 
 from router.core.kv_events.replay_timer import PROOFS_BURST
-from router.core.kv_events.stream import (
-    CONFIRM_BATCHES,
-    KvStream,
-    Phase,
-    StreamLimits,
-    Suspend,
-)
+from router.core.kv_events.stream import CONFIRM_BATCHES, KvStream, Phase, StreamLimits, Suspend
 from router.core.types.placements import Confidence
 from tests.core.kv_events.streams import LIMITS, Owner, batch, connected, exact
 
