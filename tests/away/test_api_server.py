@@ -26,7 +26,7 @@ CELLS = {
     "slow": Cell("Each answer is 1 s late; watches are cut."),
     "lying": Cell(
         "Its list has pods at a cloud's metadata service and at a multicast address. Watches send invalid events, "
-        "and later lists are no JSON.",
+        "and later lists are no JSON."
     ),
     "emptied": Cell(
         "It has no pods.", serves=(), why="It determines the replicas; without a replica the answer is 503."

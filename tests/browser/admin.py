@@ -82,10 +82,7 @@ class Admin:
 
 @asynccontextmanager
 async def opened(
-    tab: Tab,
-    page: Callable[[float], Any] = observatory,
-    at: str = "",
-    clock: Callable[[], float] = time.time,
+    tab: Tab, page: Callable[[float], Any] = observatory, at: str = "", clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Admin]:
     """The page, with its first figures on it; `at` is what stands behind its address."""
     async with Admin(page, clock=clock) as admin:

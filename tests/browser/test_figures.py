@@ -71,8 +71,7 @@ async def test_failures_come_first(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
-    [("https://grafana.example/d/warmroute", True), ("javascript:alert(1)", False), ("", False)],
+    ("address", "shown"), [("https://grafana.example/d/warmroute", True), ("javascript:alert(1)", False), ("", False)]
 )
 async def test_links_to_other_pages(tab: Tab, address: str, shown: bool) -> None:
     """Metrics and the runbook where the router has them, Grafana where the settings name it by a web address."""

@@ -141,10 +141,7 @@ def test_settings_are_of_the_revision(rendered: dict[str, list[Document]]) -> No
     assert pod["metadata"]["annotations"]["warmroute/settings"] == settings_text(found)
     (volume,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "settings")
     (item,) = volume["downwardAPI"]["items"]
-    assert item == {
-        "path": "warmroute.yaml",
-        "fieldRef": {"fieldPath": "metadata.annotations['warmroute/settings']"},
-    }
+    assert item == {"path": "warmroute.yaml", "fieldRef": {"fieldPath": "metadata.annotations['warmroute/settings']"}}
     (mount,) = (m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "settings")
     assert pod["spec"]["containers"][0]["args"][1:3] == ["--config", mount["mountPath"]]
     assert mount["subPath"] == item["path"]

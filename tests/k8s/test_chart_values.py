@@ -165,10 +165,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "{config: {admin: {token_file: /token}}, monitor: {enabled: true}}",
         "adminToken.existingSecret is required: with API keys or config.admin.token_file",
     ),
-    "a name that no Service may have": (
-        "nameOverride: a.b",
-        "is not a valid name of a Service",
-    ),
+    "a name that no Service may have": ("nameOverride: a.b", "is not a valid name of a Service"),
     "fewer at most than at least": (
         "autoscaling: {enabled: true, maxReplicas: 1}",
         "autoscaling.maxReplicas: 1 is less than minReplicas, 2",

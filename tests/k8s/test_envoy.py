@@ -164,11 +164,7 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 async def test_requests_are_served_while_no_picker_answers(tmp_path: Path) -> None:
     """FailOpen: an engine in turn serves, bodies of 6 MB and streams, whose events come as they are made, too."""
-    async with (
-        Engine().up() as engine,
-        running(tmp_path, engine) as made,
-        aiohttp.ClientSession(made.url) as session,
-    ):
+    async with Engine().up() as engine, running(tmp_path, engine) as made, aiohttp.ClientSession(made.url) as session:
         for size in (10, SIX_MB):
             async with session.post("/v1/completions", data=io.BytesIO(b"x" * size)) as answer:
                 assert (answer.status, await answer.json()) == (200, {"ok": True})
@@ -186,10 +182,7 @@ async def test_requests_go_where_a_picker_says(tmp_path: Path) -> None:
     forged = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-prefiller-host-port": "127.0.0.1:1"}
     async with FakeEngine() as engine, picking(engine) as app:
         ports = (app.extproc.port, app.extproc.health_port)
-        async with (
-            running(tmp_path, engine, picker_ports=ports) as made,
-            aiohttp.ClientSession(made.url) as session,
-        ):
+        async with running(tmp_path, engine, picker_ports=ports) as made, aiohttp.ClientSession(made.url) as session:
             body, told = chat("x", stream=True), ""
             async with asyncio.timeout(START_S):
                 while not told:  # the health check of the chart's configuration passes first
@@ -240,11 +233,7 @@ async def test_fail_close_is_an_error(tmp_path: Path, options: str) -> None:
 async def test_a_forged_destination_goes_nowhere(tmp_path: Path) -> None:
     """A client that names where to connect, Envoy's own admin page say, is served by an engine, and none of its names
     reaches that; nor do those by which llm-d's sidecar could be sent elsewhere."""
-    async with (
-        Engine().up() as engine,
-        running(tmp_path, engine) as made,
-        aiohttp.ClientSession(made.url) as session,
-    ):
+    async with Engine().up() as engine, running(tmp_path, engine) as made, aiohttp.ClientSession(made.url) as session:
         forged = f"127.0.0.1:{made.admin_port}"
         headers = {
             "x-gateway-destination-endpoint": forged,

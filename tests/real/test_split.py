@@ -143,11 +143,7 @@ async def test_clients_that_leave_leave_no_blocks(
 
 
 async def test_a_prefilling_replica_that_is_killed_fails_no_request(
-    client: httpx.AsyncClient,
-    direct: httpx.AsyncClient,
-    replicas: list[NixlReplica],
-    router: Router,
-    figures: Figures,
+    client: httpx.AsyncClient, direct: httpx.AsyncClient, replicas: list[NixlReplica], router: Router, figures: Figures
 ) -> None:
     """Killed under load it takes no request with it: what the replica that decodes did not get it computes alone. Back
     again, the pair is warmed anew and takes requests in two legs."""

@@ -98,10 +98,7 @@ async def test_answers(both: tuple[httpx.AsyncClient, httpx.AsyncClient], path: 
 
 @pytest.mark.parametrize(("path", "body"), ASKED[:4])
 async def test_streams(
-    both: tuple[httpx.AsyncClient, httpx.AsyncClient],
-    path: str,
-    body: dict[str, Any],
-    figures: Callable[[str], None],
+    both: tuple[httpx.AsyncClient, httpx.AsyncClient], path: str, body: dict[str, Any], figures: Callable[[str], None]
 ) -> None:
     """Events, kind by kind, and how a stream ends."""
     options = {"stream_options": {"include_usage": True}} if "completions" in path else {}

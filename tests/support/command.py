@@ -52,10 +52,7 @@ class Command:
 
 @asynccontextmanager
 async def command(
-    *engines: FakeEngine | str,
-    config: Path | None = None,
-    module: str = "router",
-    **more: str,
+    *engines: FakeEngine | str, config: Path | None = None, module: str = "router", **more: str
 ) -> AsyncIterator[Command]:
     """The command in front of these engines, ready; killed if it is still there at the end.
     `module` is another one that runs the router's."""

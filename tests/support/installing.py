@@ -27,12 +27,7 @@ def run(what: str, step: str, command: list[str], timeout_s: float = STEP_TIMEOU
     started = time.monotonic()
     try:
         done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as late:
         raise InstallFailed(f"{step}: not done after {timeout_s:.0f} s") from late

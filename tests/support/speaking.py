@@ -160,12 +160,7 @@ def joined(pieces: list[Piece], rng: random.Random, together_max: int) -> list[P
 
 def events_of(asked: Asked, pieces: list[Piece], *, chat: bool, name: str) -> list[bytes]:
     """The events of an answer, as vLLM 0.32 writes them."""
-    head = {
-        "id": name,
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": 7,
-        "model": "m",
-    }
+    head = {"id": name, "object": "chat.completion.chunk" if chat else "text_completion", "created": 7, "model": "m"}
     made: list[dict[str, Any]] = []
     prompt = list(asked.prompt) if asked.ids else None
     if chat:

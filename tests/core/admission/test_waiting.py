@@ -109,9 +109,7 @@ def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.integers(0, 5)), max_size=40))
 @settings(deadline=None)
-def test_the_rate_of_turns_is_between_what_was_seen_and_what_was_expected(
-    steps: list[tuple[float, bool, int]],
-) -> None:
+def test_the_rate_of_turns_is_between_what_was_seen_and_what_was_expected(steps: list[tuple[float, bool, int]]) -> None:
     """Whatever happens it is a number, not negative, and nothing is learned while nobody waits."""
     rate, now_s = DequeueRate(), 0.0
     for gap_s, waiting, turns in steps:

@@ -19,18 +19,7 @@ import msgspec
 
 from loadtest.common.traces import SessionLine
 from router.core.types.cache_misses import DifferenceKind
-from tests.core.insights.conversations import (
-    MESSAGES,
-    PATHS,
-    RESPONSES,
-    Call,
-    Message,
-    Style,
-    Talk,
-    Tool,
-    body,
-    pieces,
-)
+from tests.core.insights.conversations import MESSAGES, PATHS, RESPONSES, Call, Message, Style, Talk, Tool, body, pieces
 from tests.core.insights.damage import Apply, Damage, Moment
 from tests.core.insights.prose import Prose, system_prompt, tool_names, tool_schema
 from tests.core.insights.released import RELEASED

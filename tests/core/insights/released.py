@@ -10,19 +10,7 @@ from collections.abc import Callable
 
 from router.core.types.cache_misses import DifferenceKind
 from tests.core.insights.conversations import Talk
-from tests.core.insights.damage import (
-    BASE62,
-    HEX,
-    Apply,
-    Damage,
-    Make,
-    Moment,
-    _epoch_ms,
-    _now,
-    _token,
-    _twelve,
-    _uuid,
-)
+from tests.core.insights.damage import BASE62, HEX, Apply, Damage, Make, Moment, _epoch_ms, _now, _token, _twelve, _uuid
 from tests.core.insights.prose import Prose
 
 RELEASED_AFTER_S = 400.0  # since the first request of the product

@@ -20,9 +20,7 @@ def _prompt(runs: list[int], tail_tokens: int, salt: bytes) -> TokenPrompt:
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.integers(0, 3), max_size=4),
-            st.integers(0, 2 * RUN_BLOCKS),
-            st.sampled_from([b"", b"s"]),
+            st.lists(st.integers(0, 3), max_size=4), st.integers(0, 2 * RUN_BLOCKS), st.sampled_from([b"", b"s"])
         ),
         max_size=12,
     ),

@@ -23,12 +23,7 @@ BODY = json.dumps(ASKED).encode()
 def _engines(handshake: KvConnector) -> Engines:
     return Engines(
         EngineSettings(
-            replicas=2,
-            port=0,
-            time_scale=20.0,
-            handshake=handshake,
-            prefills=1,
-            peers=PeerLimits(1e-3, 1e-6),
+            replicas=2, port=0, time_scale=20.0, handshake=handshake, prefills=1, peers=PeerLimits(1e-3, 1e-6)
         )
     )
 

@@ -310,7 +310,7 @@ def test_events_of_earlier_versions(name: str, fields: int, removed: int) -> Non
     of_pool = [BlockStored(plain, 0, keys, None), BlocksRemoved(keys), AllBlocksCleared()]
     said = [[each for event in of_pool for each in encoding_of(m, BLOCK)(event)] for m in _both(name)]
     assert {(each[0], len(each)) for each in said[0] if isinstance(each, list)} == {
-        *(("BlockStored", fields), ("BlockRemoved", removed), ("AllBlocksCleared", 1)),
+        *(("BlockStored", fields), ("BlockRemoved", removed), ("AllBlocksCleared", 1))
     }
     read = [decode(msgspec.msgpack.encode([1.0, each, 0])).events for each in said]
     of_either = [

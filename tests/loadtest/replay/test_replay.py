@@ -70,11 +70,7 @@ class FakeEngine:
         await response.write(CONTENT_EVENT)
         if self.cut:
             return response
-        usage = {
-            "prompt_tokens": tokens,
-            "completion_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        usage = {"prompt_tokens": tokens, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": cached}}
         await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n" + DONE)
         return response
 
@@ -149,11 +145,7 @@ async def test_hits_are_split_into_genuine_and_replay(engine: FakeEngine, tmp_pa
     assert (first.requests, first.errors, first.rejected) == (3, 0, 0)
     assert first.token_hit_rate == first.genuine_hit_rate == 0.25
     assert (second.token_hit_rate, second.genuine_hit_rate, second.replay_hit_rate) == (0.5, 0.0, 0.5)
-    assert (
-        second.hit_rate_source,
-        second.imbalance,
-        second.requests_by_replica,
-    ) == ("engines", 1.0, {"r1": 2})
+    assert (second.hit_rate_source, second.imbalance, second.requests_by_replica) == ("engines", 1.0, {"r1": 2})
 
 
 async def test_without_replicas_usage_counts(engine: FakeEngine, tmp_path: Path) -> None:
