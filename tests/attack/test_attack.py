@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +11,6 @@ import pytest
 from tests.attack import drive
 from tests.attack.drive import Finding, attacks, broken, shrunk
 from tests.attack.meter import metered
-from tests.attack.mutate import mutated
 from tests.attack.target import Hangs, Target, TooCostly, limited
 from tests.attack.targets import TARGETS
 from tests.compiled import COMPILED
@@ -81,18 +77,6 @@ def test_findings_are_small_and_replayed(tmp_path: Path, monkeypatch: pytest.Mon
     assert "tests/attack/seeds/fragile/" in told
 
 
-@pytest.mark.long
-def test_a_replay_says_what_broke() -> None:
-    """The command line names its targets, and runs one input again."""
-    root = Path(__file__).resolve().parent.parent.parent
-    seed = next(iter(sorted((root / "tests" / "attack" / "seeds" / "forms").iterdir())))
-    command = [sys.executable, "-m", "tests.attack"]
-    listed = subprocess.run([*command, "--list"], cwd=root, capture_output=True, text=True, timeout=120, check=True)
-    assert listed.stdout.split() == [*TARGETS, "cuts"]
-    done = subprocess.run([*command, "--replay", seed], cwd=root, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.split(":")[0]) == (0, "forms"), done.stderr
-
-
 @pytest.mark.inside
 def test_what_costs_too_much_is_told() -> None:
     """Steps and bytes that grow faster than the input are findings, and so is what has no end."""
@@ -114,13 +98,3 @@ def test_what_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(Hangs), limited():
         endless()
-
-
-def test_mutations_are_drawn_once_and_for_all() -> None:
-    """The same seed gives the same inputs, within the target's length; most differ from what they were made of."""
-    pool = [b"one: two\r\n" * 9, b"[1, 2, 3]"]
-    one, other = ([mutated(random.Random(n), pool, [b"word"], 60) for n in range(500)] for _ in range(2))
-    assert one == other
-    assert max(map(len, one)) <= 60
-    assert len(set(one)) > 300
-    assert any(b"word" in each for each in one)

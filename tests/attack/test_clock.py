@@ -5,7 +5,6 @@ The clock of the tests is a counter: a call of theirs says itself what it costs.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.attack import clock, drive, grown, reach
 from tests.attack.calls import CALLS, Call, calls_of
 from tests.attack.clock import Cost, Search, cost_of
-from tests.attack.grown import MIB, NUMBER, Recipe, changed, drawn, kept, recipe_of
+from tests.attack.grown import MIB, kept, recipe_of
 from tests.attack.target import Target
 from tests.attack.targets import TARGETS
 
@@ -44,20 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "FOLDER", tmp_path / ".attack")
     (tmp_path / ".attack").mkdir()
     return tmp_path / ".attack"
-
-
-def test_recipes_make_inputs_of_any_length() -> None:
-    """A recipe is the same after its JSON, fills the size with its piece, and numbers pieces where it says so."""
-    choose = random.Random(1)
-    for _ in range(200):
-        recipe = changed(choose, drawn(choose, [b'{"a": [1, 2]}', b"x"], [b"\xff\n"]), [b"one"], [b"two"])
-        assert recipe_of(recipe.text()) == recipe
-        for size in (0, 100, 10_000):
-            assert len(recipe.data(size)) <= max(size, len(recipe.before) + len(recipe.after))
-    assert Recipe(b"[", b"1,", b"]", 8).data() == b"[1,1,1,]"
-    numbered = Recipe(b"", b'"%b":' % NUMBER, b"", 40_000, numbered=True).data()
-    assert numbered.startswith(b'"0":"1":')
-    assert len(set(numbered.split(b":"))) > 3_000
 
 
 def test_a_call_is_judged_by_its_best_run_for_each_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,19 +93,6 @@ def test_every_call_belongs_to_a_target() -> None:
     assert [call.name for call in calls_of(Target(parser))] == ["attack"]
     for name in CALLS:
         assert all(call.ms_per_mb > 0 and call.bytes_max > 0 for call in calls_of(TARGETS[name]))
-
-
-@pytest.mark.inside
-def test_lines_that_attacks_reach_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has every parser, and the lines of those below the goal."""
-    reach.main(["sharing_urls"], 0.0, 1, keeps=False)
-    told = capsys.readouterr().out
-    assert all(f"router/{parser}" in told for parser in reach.PARSERS)
-    (line,) = (line for line in told.splitlines() if "router/peering/store_url.py" in line)
-    assert int(line.split("%")[0]) > 50
-    (other,) = (line for line in told.splitlines() if "router/http/receiver.py" in line)
-    assert other.startswith("   0%")
-    assert "not reached: " in other
 
 
 def test_parsers_are_files_and_functions_that_there_are() -> None:
