@@ -31,6 +31,7 @@ from tests.support.waiting import until
 
 BLOCK = 16
 COMPLETIONS = "/v1/completions"
+PROMPT = "abcd" * 20_000
 GATEWAY: dict[str, Any] = {
     "listen__mode": "both", "extproc__port": 0, "extproc__health_port": 0, "extproc__response_sample_ratio": 0.0
 }  # fmt: skip
@@ -95,16 +96,20 @@ def _full(app: RouterServer, replica: str) -> None:
     member._foreign.extend([100] * 3)
 
 
+async def _busy_holder(app: RouterServer) -> str:
+    """The replica that was sent the prompt, holds it in memory by the router's word, and has much to do."""
+    headers, _ = await _ask(app.url, PROMPT)
+    await _told(app, headers[HOME], PROMPT)
+    _full(app, headers[HOME])
+    return headers[HOME]
+
+
 async def test_a_prompt_comes_from_the_holders_memory() -> None:
     """The holder has much to do: the other replica is sent the request with an order, brings the prompt from the
     holder, and counts it as cached, as was predicted."""
     async with _fleet() as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
-        holder = headers[HOME]
-        await _told(app, holder, prompt)
-        _full(app, holder)
-        headers, answer = await _ask(app.url, prompt)
+        holder = await _busy_holder(app)
+        headers, answer = await _ask(app.url, PROMPT)
         assert (headers[HOME] != holder, headers[REASON]) == (True, "pull")
         assert engines.peers is not None
         assert (engines.peers.transfers, engines.peers.sent_tokens) == (1, 20_000 // BLOCK * BLOCK - BLOCK)
@@ -112,27 +117,18 @@ async def test_a_prompt_comes_from_the_holders_memory() -> None:
         assert cached == int(headers[PREDICTED]) == 20_000 - BLOCK
 
 
-async def test_what_does_not_stream_pulls_nothing() -> None:
-    """Nothing comes before its end, so that a pull stalls would not be seen."""
-    async with _fleet() as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
-        await _told(app, headers[HOME], prompt)
-        _full(app, headers[HOME])
-        headers, _ = await _ask(app.url, prompt, stream=False)
-        assert headers[REASON] == "spill"
-        assert engines.peers is not None
-        assert engines.peers.transfers == 0
-
-
-async def test_without_an_address_nothing_is_pulled() -> None:
-    """Where neither settings nor discovery name one."""
-    async with _fleet(p2p__endpoints=(), p2p__port=0) as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
-        await _told(app, headers[HOME], prompt)
-        _full(app, headers[HOME])
-        headers, _ = await _ask(app.url, prompt)
+@pytest.mark.parametrize(
+    ("settings", "stream"),
+    [
+        pytest.param({}, False, id="does-not-stream"),  # nothing comes before the end: a pull that stalls is not seen
+        pytest.param({"p2p__endpoints": (), "p2p__port": 0}, True, id="without-an-address"),
+    ],
+)
+async def test_what_pulls_nothing(settings: dict[str, Any], stream: bool) -> None:
+    """An answer that does not stream, and a holder of which neither settings nor discovery name the address."""
+    async with _fleet(**settings) as (engines, app):
+        await _busy_holder(app)
+        headers, _ = await _ask(app.url, PROMPT, stream=stream)
         assert headers[REASON] == "spill"
         assert engines.peers is not None
         assert engines.peers.transfers == 0
@@ -142,15 +138,14 @@ async def test_a_stalled_pull_is_sent_again_without() -> None:
     """The source cannot be reached from the replica, though from the router: the request is sent again without an
     order, its replica is blamed for nothing, and nothing is pulled from there for a while."""
     async with _fleet(p2p__timeout_s=0.2, upstream__retries_max=0) as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
+        headers, _ = await _ask(app.url, PROMPT)
         holder = headers[HOME]
         other = next(url for url in engines.urls if url != holder)
-        await _told(app, holder, prompt)
+        await _told(app, holder, PROMPT)
         _full(app, holder)
         assert engines.peers is not None
         engines.peers.leave(engines.addresses[engines.urls.index(holder)])
-        headers, _ = await _ask(app.url, prompt)
+        headers, _ = await _ask(app.url, PROMPT)
         assert headers[REASON] == "retry"
         (kind, replica), *more = app.control.pages.decisions[-1].retries
         assert (kind, replica, more) == ("pull", other, [])
@@ -162,14 +157,10 @@ async def test_a_stalled_pull_is_sent_again_without() -> None:
 async def test_a_gateways_sidecar_is_told_the_source() -> None:
     """The picker names the source in llm-d's header, whatever the client has put there, and leaves the body alone."""
     async with _fleet(**GATEWAY) as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
-        holder = headers[HOME]
-        await _told(app, holder, prompt)
-        _full(app, holder)
+        holder = await _busy_holder(app)
         await _shows_heads(app)
         async with asking(app) as it:
-            told = await it.pick(_body(prompt), path=COMPLETIONS, headers={SOURCE: "10.0.0.9:1"})
+            told = await it.pick(_body(PROMPT), path=COMPLETIONS, headers={SOURCE: "10.0.0.9:1"})
         address = engines.addresses[engines.urls.index(holder)]
         assert set_headers(told)[SOURCE] == address
         assert destinations(told)[0] != holder.removeprefix("http://")
@@ -254,19 +245,18 @@ async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
 async def test_no_replica_is_told_to_pull_from_itself() -> None:
     """A gateway goes down its list with the order as it is, so the source is not on the list."""
     async with _fleet(**{**GATEWAY, "extproc__fallbacks_max": 2}) as (engines, app):
-        prompt = "abcd" * 20_000
-        headers, _ = await _ask(app.url, prompt)
+        headers, _ = await _ask(app.url, PROMPT)
         holder = headers[HOME]
-        await _told(app, holder, prompt)
+        await _told(app, holder, PROMPT)
         other = next(url for url in engines.urls if url != holder)
         async with asking(app) as it:
-            told = await it.pick(_body(prompt), path=COMPLETIONS)
+            told = await it.pick(_body(PROMPT), path=COMPLETIONS)
         assert SOURCE not in set_headers(told)
         assert destinations(told) == [url.removeprefix("http://") for url in (holder, other)]
         _full(app, holder)
         await _shows_heads(app)
         async with asking(app) as it:
-            told = await it.pick(_body(prompt), path=COMPLETIONS)
+            told = await it.pick(_body(PROMPT), path=COMPLETIONS)
         assert SOURCE in set_headers(told)
         assert destinations(told) == [other.removeprefix("http://")]
 

@@ -33,6 +33,8 @@ from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
 LONG = "abcd" * 12_000
+LONG_BODY = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
+GATEWAY: dict[str, Any] = {"listen__mode": "both", "extproc__port": 0, "extproc__health_port": 0}
 STREAMS = 12
 
 
@@ -298,14 +300,10 @@ async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.L
 async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
     """The picker names the prefilling replica in llm-d's header, whatever the client has put there, and leaves the body
     alone; the prefill leg's lease ends with the decode leg's."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
-        engines,
-        app,
-    ):
+    async with hub_fleet(KvConnector.NIXL, 1, **GATEWAY) as (engines, app):
         await until(lambda: warm_pairs(app) == 1)
-        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
-            told = await it.pick(body, path=COMPLETIONS, headers={"x-prefiller-host-port": "10.0.0.9:1"})
+            told = await it.pick(LONG_BODY, path=COMPLETIONS, headers={"x-prefiller-host-port": "10.0.0.9:1"})
         assert set_headers(told)["x-prefiller-host-port"] == engines.urls[0].removeprefix("http://")
         assert not told.request_body.response.HasField("body_mutation")
         await until(lambda: fakes.idle(app))
@@ -316,14 +314,10 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
 async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, retry_after: str, left: int) -> None:
     """No engine says which of the two was at fault, so the pair is warmed anew; one that asks for a rest, or refuses
     the request, says nothing of the pair."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
-        engines,
-        app,
-    ):
+    async with hub_fleet(KvConnector.NIXL, 1, **GATEWAY) as (engines, app):
         await until(lambda: warm_pairs(app) == 1)
-        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
-            told = await it.pick(body, path=COMPLETIONS)
+            told = await it.pick(LONG_BODY, path=COMPLETIONS)
             assert "x-prefiller-host-port" in set_headers(told)
             await it.answer(status, end=True, headers={"retry-after": retry_after} if retry_after else None)
             await it.hear()
@@ -333,17 +327,13 @@ async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, ret
 @pytest.mark.inside
 async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The header has addresses only: nothing is booked for a replica that it cannot have."""
-    async with hub_fleet(KvConnector.NIXL, 1, listen__mode="both", extproc__port=0, extproc__health_port=0) as (
-        engines,
-        app,
-    ):
+    async with hub_fleet(KvConnector.NIXL, 1, **GATEWAY) as (engines, app):
         monkeypatch.setattr(
             stream_handler, "endpoint_of", lambda replica: "" if replica == engines.urls[0] else "10.0.0.1:1"
         )
         await until(lambda: warm_pairs(app) == 1)
-        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
-            told = await it.pick(body, path=COMPLETIONS)
+            told = await it.pick(LONG_BODY, path=COMPLETIONS)
             assert "x-prefiller-host-port" not in set_headers(told)
             assert not app.router.fleet.members[engines.urls[0]].leases
             assert not app.router.fleet.legs.open
