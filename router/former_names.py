@@ -103,6 +103,13 @@ _SEVERAL = "start several routers with listen.reuse_port and peering.redis_url"
 REMOVED: dict[str, str] = {"listen.workers": _SEVERAL, "listen.hub_timeout_s": _SEVERAL}
 """Dotted key of a removed setting -> its replacement, as the end of an error message."""
 
+REMOVED_VALUES: dict[str, dict[str, str]] = {
+    "upstream.stream_failover": {
+        "approximate": "use 'exact'; a stream that cannot be continued exactly ends with an error event"
+    }
+}
+"""Dotted key -> removed value -> its replacement, as the end of an error message."""
+
 SETTING_VALUES: dict[str, dict[str, str]] = {"listen.mode": {"edge": "proxy", "picker": "extproc"}}
 """Key -> former value -> value."""
 

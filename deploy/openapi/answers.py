@@ -132,7 +132,7 @@ HINTS: dict[str, Part] = {
     "continue": asked(
         "x-warmroute-stream-failover",
         "Mode of stream failover, if the stream breaks.",
-        one_of("exact", "approximate", "off"),
+        one_of("exact", "off"),
         within="header",
     ),
     "priority": asked(

@@ -26,7 +26,7 @@ from router.config.files import read_at_most
 from router.config.former_settings import FormerNames, rename_keys, rename_value
 from router.config.origins import origin_problems
 from router.config.schema import SECRETS, DiscoverySettings, InsightsSettings, Settings, SettingsError, field_keys
-from router.config.suggestions import describe_mismatch, nearest, unknown_setting
+from router.config.suggestions import describe_mismatch, nearest, removed_value, unknown_setting
 from router.config.tls import listener_problems, replica_problems
 from router.config.url_maps import (
     base_urls,
@@ -88,7 +88,8 @@ def load(
         try:
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
-            problems.append(f"'{key}': {describe_mismatch(keys[key], raw, secret=key in SECRETS)}")
+            mismatch = removed_value(key, raw) or describe_mismatch(keys[key], raw, secret=key in SECRETS)
+            problems.append(f"'{key}': {mismatch}")
     for key in ("replicas", "disagg.prefill", "disagg.decode"):
         if key in values:
             values[key] = base_urls(values[key])

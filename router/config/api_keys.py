@@ -34,7 +34,7 @@ from router.config.file_contents import content
 from router.config.files import NotYaml, yaml_of
 from router.config.former_settings import rename_keys
 from router.config.schema import Settings, SettingsError
-from router.config.suggestions import describe_mismatch, nearest
+from router.config.suggestions import describe_mismatch, nearest, removed_value
 from router.core.dialects.tool_normalization import REPAIRS, in_order
 from router.core.types.requests import Priority
 from router.former_names import KEY_FIELDS
@@ -52,7 +52,7 @@ OTHER, NONE = "other", "none"  # label values that no tenant may be named
 TTFT_MS_MAX = 3_600_000  # longest time to first token that may be requested: an hour
 OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations with a changed history
 
-CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
+CONTINUE = ("off", "asked", "exact")  # treatment of streams that break
 _OF_TENANT = (
     "requests_per_min", "tokens_per_min", "isolate", "receipts", "normalize_tools", "history_policy", "ttft_ms",
     "stream_failover",
@@ -271,7 +271,8 @@ def _wrong(entry: _Entry) -> list[str]:
     if entry.history_policy not in (None, *APPEND_ONLY):
         wrong.append(f"'history_policy' must be one of {', '.join(APPEND_ONLY)}")
     if entry.stream_failover not in (None, *CONTINUE):
-        wrong.append(f"'stream_failover' must be one of {', '.join(CONTINUE)}")
+        removed = removed_value("upstream.stream_failover", entry.stream_failover)
+        wrong.append("'stream_failover'" + (f": {removed}" if removed else f" must be one of {', '.join(CONTINUE)}"))
     return wrong
 
 

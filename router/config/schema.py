@@ -656,11 +656,11 @@ class UpstreamSettings:
     retries."""
     retry_floor_per_s: NotNegative = 10.0
     """Retries per second that are always allowed, regardless of the ratio."""
-    stream_failover: Literal["off", "asked", "exact", "approximate"] = "asked"
+    stream_failover: Literal["off", "asked", "exact"] = "asked"
     """Stream failover, unless a key or `upstream.stream_failover_models` sets it: a broken stream is continued on
-    another replica. `asked`: if the request asks for it (`x-warmroute-stream-failover`); `exact`: if the whole is what
-    one replica would have sent; `approximate`: also if it may differ; `off`: never. Engines are then asked for token
-    ids, and each event of such streams is read."""
+    another replica, if the whole is what one replica would have sent. `asked`: if the request asks for it
+    (`x-warmroute-stream-failover`); `exact`: if the request does not decline it; `off`: never. Engines are then asked
+    for token ids, and each event of such streams is read."""
     stream_failover_models: tuple[str, ...] = ()
     """Stream failover of single models, in the values of `upstream.stream_failover`: `MODEL=exact`."""
     drain_migrate_after_s: NotNegative = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from reprlib import Repr
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from router.former_names import REMOVED
+from router.former_names import REMOVED, REMOVED_VALUES
 
 SIMILAR_MIN = 0.6  # least similarity of a name that is suggested: below it a suggestion is a guess, and misleads
 NAME_CHARS_MAX = 200  # characters of a name that are compared, because the time grows with their square
@@ -40,6 +40,12 @@ def removed(key: str) -> str:
     return f"{key} was removed: {REMOVED[key]}" if key in REMOVED else ""
 
 
+def removed_value(key: str, value: object) -> str:
+    """Describe a removed value of a setting with its replacement; "" for any other value."""
+    replacement = REMOVED_VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
+    return f"the value '{value}' was removed: {replacement}" if replacement else ""
+
+
 def _similarity(given: str, name: str) -> tuple[bool, float, float]:
     """Return the similarity of two names: True if one ends with all words of the other, then the similarity of their
     last parts, then of the whole names."""
@@ -62,6 +68,8 @@ def describe_type(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
         }
     if get_origin(type_) in (Union, UnionType):
         return describe_type(next(each for each in get_args(type_) if each is not type(None)))
+    if get_origin(type_) is Literal:
+        return f"one of {', '.join(get_args(type_))}"
     if type_ is bool:
         return "true or false"
     if type_ is str:

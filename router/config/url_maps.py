@@ -14,6 +14,7 @@ from yarl import URL
 
 from router.config.files import expand_path
 from router.config.schema import DisaggSettings
+from router.config.suggestions import removed_value
 from router.core.dialects.prefill_hosts import host_problem
 
 MODELS_MAX = 256  # names in `discovery.models`, each with its own series
@@ -148,11 +149,13 @@ def model_problems(names: Sequence[str]) -> list[str]:
 
 def continue_problems(pairs: Iterable[str]) -> list[str]:
     """Return the problems of the setting `upstream.stream_failover_models`."""
-    wrong = [given for given in pairs if not re.fullmatch(r".+=(off|asked|exact|approximate)", given)]
-    return [
-        f"'upstream.stream_failover_models': '{given}' must be MODEL=off, MODEL=asked, MODEL=exact or MODEL=approximate"
-        for given in wrong
-    ]
+    problems = []
+    for given in pairs:
+        if not re.fullmatch(r".+=(off|asked|exact)", given):
+            removed = removed_value("upstream.stream_failover", given.rpartition("=")[2])
+            wrong = f": {removed}" if removed else " must be MODEL=off, MODEL=asked or MODEL=exact"
+            problems.append(f"'upstream.stream_failover_models': '{given}'{wrong}")
+    return problems
 
 
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Decision on stream failover: if a request's stream may continue on another replica, and how. It depends on the
-request's header, on its key, its model and the settings, and on its body."""
+"""Decision on stream failover: if a request's stream may continue on another replica. It depends on the request's
+header, on its key, its model and the settings, and on its body."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FailoverPlanResult = tuple[FailoverPlan | None, str]  # the plan, or the reason 
 def requested_failover_mode(
     request: Request, tenant: Tenant | None, model: str, models: Mapping[str, str], all_streams: str
 ) -> str:
-    """Return the mode of stream failover: EXACT, APPROXIMATE or OFF. The allowed mode comes from the tenant's key, else
+    """Return the mode of stream failover: EXACT or OFF. The allowed mode comes from the tenant's key, else
     from `models` for this model, else from `all_streams`. If it is not OFF, the request's header may override it.
     Raises Refusal for an invalid header."""
     said = request.fields.get(STREAM_FAILOVER, request.fields.get(FORMER_STREAM_FAILOVER))
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:
-        raise Refusal(400, "bad_continue", "x-warmroute-stream-failover must be exact, approximate or off.")
+        raise Refusal(400, "bad_stream_failover", "x-warmroute-stream-failover must be exact or off.")
     allowed = (tenant.stream_failover if tenant is not None else "") or models.get(model, all_streams)
     if allowed == OFF:
         return OFF
@@ -35,11 +35,11 @@ def requested_failover_mode(
 
 
 def build_failover_plan(
-    path: str, body: bytes, ask: RequestSpec, engines: frozenset[str], context_tokens: int, mode: str
+    path: str, body: bytes, ask: RequestSpec, engines: frozenset[str], context_tokens: int
 ) -> FailoverPlanResult:
     """Make the plan for a streaming request's body, on a model with a context of `context_tokens`."""
     media = ask.prompt is None or ask.prompt.opaque_bytes > 0
     try:
-        return plan_of(path, body, engines, mode, media=media, context_tokens=context_tokens), ""
+        return plan_of(path, body, engines, media=media, context_tokens=context_tokens), ""
     except FailoverRefused as why:
         return None, why.reason

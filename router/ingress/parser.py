@@ -223,7 +223,7 @@ class RequestParser:
                 plan = (None, "split")
             elif mode != OFF:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
-                plan = await how.run(build_failover_plan, request.path, body, ask, engines, room, mode)
+                plan = await how.run(build_failover_plan, request.path, body, ask, engines, room)
         return _ParsedBody(ask, chain, meant, sighting, warning, body, repairs, ids, plan)
 
     async def _build_request(

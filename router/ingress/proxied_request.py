@@ -42,19 +42,18 @@ class ProxiedRequest(Struct, eq=False):  # a Struct for speed: core/types/reques
     def release_body(self) -> None:
         """Drop the body. Its answer has begun, so it is not sent to another replica."""
         self.body = b""
-        if self.plan is None or not self.plan.by_text:  # otherwise it may be sent once more
+        if self.plan is None or not self.plan.calls_tools:  # otherwise it may be sent once more
             self.request.release_body()
 
     def set_failover_plan(self, plan: FailoverPlan | None, why_not: str) -> None:
-        """Set the failover plan of the stream. The engine is then asked for token ids. With None, `error_of` is the
+        """Set the failover plan of the stream. The engine is then asked for token ids. With None, `why_not` is the
         reason."""
         self.plan, self.not_continued = plan, why_not
         if plan is None:
             return
         # The router must read the events, so they must not be compressed: token ids could not be removed again.
         self.lines = [line for line in self.lines if line[:16].lower() != b"accept-encoding:"]
-        if plan.asks_ids:
-            self.body = with_ids(self.body)
+        self.body = with_ids(self.body)
 
     def ask_usage(self) -> None:
         """Make the engine send usage at the end of the stream."""

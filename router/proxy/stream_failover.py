@@ -17,16 +17,14 @@ from collections.abc import Callable
 
 from router.core.dialects import OPENAI, errors, sse
 from router.core.dialects.failover import (
-    APPROXIMATE,
     EXACT,
     AlreadyComplete,
     FailoverMismatch,
     FailoverPlan,
     FailoverRefused,
-    MessagesStitcher,
     StreamStitcher,
-    carried_of,
-    resumed_of,
+    recorder_of,
+    stitcher_of,
 )
 from router.core.dialects.failover.recorder import PROMPT_BYTES_MAX
 from router.core.dialects.rank_field import for_rank
@@ -73,14 +71,13 @@ class FailoverSink:
 
     def __init__(self, plan: FailoverPlan, question: ProxiedRequest, relay: Relay, answer: UpstreamResponse) -> None:
         request = question.request  # a request keeps its body if a plan needs it
-        self.carried = carried_of(plan, lambda: request.body)
+        self.carried = recorder_of(plan, lambda: request.body)
         self.answer = answer
-        self.resumed: StreamStitcher | MessagesStitcher | None = None  # None until another replica continues the stream
+        self.resumed: StreamStitcher | None = None  # None until another replica continues the stream
         self.begun = False  # an event of the current answer has arrived
         self.differs = False
         self.said = False  # the answer is complete, and its end was sent to the client
         self.refused = False  # the engine reported an error of the request itself, which ends the stream
-        self._dialect = question.dialect
         self._relay = relay
         first_bytes_max = sse.EVENT_BYTES_MAX + ID_BYTES_MAX * question.wanted.body_bytes
         self._splitter = EventSplitter(bytes_max=min(FIRST_EVENT_BYTES_MAX, first_bytes_max))
@@ -131,8 +128,8 @@ class FailoverSink:
     def _refuses(self, event: bytes) -> bool:
         """True if the engine has refused the request, with this event or an earlier one. Another replica would refuse
         it too."""
-        if b'"error"' in event and (self.resumed is None or self._dialect is OPENAI):
-            status = self._dialect.event_error(event)
+        if b'"error"' in event:
+            status = OPENAI.event_error(event)
             self.refused = self.refused or (
                 status is not None and errors.ending_of(status, event) is EndReason.REFUSED_BY_ENGINE
             )
@@ -153,7 +150,7 @@ class FailoverSink:
         """Switch to the answer of another replica. Its first event calls the callback `told`."""
         self._splitter.close()
         self.answer, self.begun, self._told = answer, False, told
-        self.resumed = resumed_of(self.carried)
+        self.resumed = stitcher_of(self.carried)
         self._relay.switch_answer(answer)
 
     def finish(self, events: bytes) -> bool:
@@ -206,8 +203,6 @@ class StreamFailover:
                 if not await self._go_on(call, carrying, broke, record, again=breaks > 1):
                     break
                 broke = None if carrying.said else await _relay_to_end(carrying)
-            if record.continued[0] and carrying.carried.approximate:  # only the last answer may have shown this
-                record.continued = (APPROXIMATE, *record.continued[1:])
             return broke
         finally:
             self._open.discard(carrying)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from router.core.dialects import PATHS
-from router.core.dialects.failover import APPROXIMATE, EXACT, REASONS
+from router.core.dialects.failover import EXACT, REASONS
 from router.core.dialects.tool_normalization import REPAIRS
 from router.core.placement.spill import SpillCause
 from router.core.types.cache_misses import DifferenceKind, MissReason, TokenFate
@@ -68,12 +68,12 @@ FAMILIES = (  # families in the order of the metrics page
     Family("retries", "Failed attempts retried on another replica, by kind of failure.", "kind"),
     Family(
         "stream_failovers",
-        "Streams continued on another replica (stream failover), by exactness and kind of failure.",
+        "Streams continued on another replica (stream failover), by mode and kind of failure.",
         "mode reason",
     ),
     Family(
         "stream_failovers_refused",
-        "Broken streams that could not be continued in the requested mode, by reason.",
+        "Broken streams with stream failover that could not be continued, by reason.",
         "reason",
     ),
     Family("replica_failures", "Failed attempts, by replica and kind of failure.", "replica kind"),
@@ -200,7 +200,7 @@ PREDECLARED_SERIES: dict[str, list[Labels]] = {
     "overpredicted_tokens": [(grade,) for grade in Confidence],
     "attempts": [(outcome,) for outcome in _OUTCOMES],
     "retries": [(kind,) for kind in (*KINDS, FALLBACK)],
-    "stream_failovers": [(mode, reason) for mode in (EXACT, APPROXIMATE) for reason in CAUSES],
+    "stream_failovers": [(EXACT, reason) for reason in CAUSES],
     "stream_failovers_refused": [(reason,) for reason in REASONS],
     "reloads": [("ok",), ("refused",)],
     "prewarm_requests": [("ok",), ("failed",), ("skipped",)],

@@ -50,8 +50,8 @@ class RequestRecord(Struct):
     priority: Priority = Priority.NORMAL
     wanted_ttft_ms: float | None = None  # deadline for the first token, in milliseconds; None: no deadline
     in_time: bool | None = None  # True if a stream met this deadline; None: no first token, or no deadline
-    # Values for a stream that was continued on another replica; "" for any other. They are the exactness ("exact" or
-    # "approximate"), the kind of the failure, and the replica that failed.
+    # Values for a stream that was continued on another replica; "" for any other. They are "exact", the kind of the
+    # failure, and the replica that failed.
     continued: tuple[str, str, str] = ("", "", "")
     not_continued: str = ""  # reason that a stream was not continued, or could not have been
     # given by the control plane at the end: unique, rising, microseconds of Unix time if the clock is steady

@@ -162,7 +162,7 @@ async def test_a_stream_to_be_continued(
     async with running(engine, other) as app:
         for fake in (engine, other):
             fake.script.append(reply)
-        said = await ask(client, app, COMPLETIONS, streams=True, **{"x-warmroute-stream-failover": "approximate"})
+        said = await ask(client, app, COMPLETIONS, streams=True, **{"x-warmroute-stream-failover": "exact"})
         assert ('"abort"' in said) is well
         assert said.endswith(DONE.decode())
         assert len(asked) == (1 if well else 2)

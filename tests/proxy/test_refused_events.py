@@ -83,7 +83,7 @@ async def test_a_stream_to_be_continued_is_not(client: ClientSession, engine: Fa
         for fake in (engine, other):
             fake.script.append(refuses([begun, error, DONE]))
         asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-        headers = {"x-warmroute-stream-failover": "approximate"}
+        headers = {"x-warmroute-stream-failover": "exact"}
         async with client.post(app.url + "/v1/chat/completions", json=asked, headers=headers) as response:
             got = await response.read()
         assert json.loads(got.split(b"\n\n")[-3].removeprefix(b"data: "))["error"] == TOO_LONG

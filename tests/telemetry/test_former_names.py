@@ -174,7 +174,7 @@ async def test_a_request_header_works_under_both_names(client: ClientSession, na
                 assert (b"return_token_ids" in engine.seen[-1].body) is asks
                 assert name not in {each.lower() for each in engine.seen[-1].headers}
             async with client.post(app.url + CHAT, json=BODY, headers={name: "maybe"}) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_continue")
+                assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_stream_failover")
 
 
 async def test_of_two_request_headers_the_current_one_counts(client: ClientSession) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from router.core.dialects.failover import EXACT, plan_of
+from router.core.dialects.failover import plan_of
 from tests.support.speaking import asked_of, events_of, joined, spoken
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -20,11 +20,9 @@ def body_of(path: str, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "stream": True, "temperature": 0, "max_tokens": 40, **asked, **fields}
 
 
-def planned(
-    path: str, body: dict[str, Any], mode: str = EXACT, engines: frozenset[str] = VLLM, context_tokens: int = 4_096
-) -> Any:
+def planned(path: str, body: dict[str, Any], engines: frozenset[str] = VLLM, context_tokens: int = 4_096) -> Any:
     """The plan of a body."""
-    return plan_of(path, json.dumps(body).encode(), engines, mode, media=False, context_tokens=context_tokens)
+    return plan_of(path, json.dumps(body).encode(), engines, media=False, context_tokens=context_tokens)
 
 
 def streamed(path: str, body: dict[str, Any], *, together_max: int = 1, seed: int = 0) -> list[bytes]:

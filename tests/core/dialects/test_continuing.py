@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.failover import (
-    APPROXIMATE,
-    EXACT,
     REASONS,
     AlreadyComplete,
     FailoverMismatch,
     FailoverRefused,
     StreamRecorder,
     StreamStitcher,
-    carried_of,
     plan_of,
-    resumed_of,
+    recorder_of,
+    stitcher_of,
 )
 from router.core.dialects.sse import EventSplitter
 from tests.core.dialects.continued import CHAT, COMPLETIONS, TOOLS, VLLM, body_of, planned, streamed
@@ -85,7 +83,7 @@ def test_continued_is_unbroken(
 
 def moved(path: str, body: dict[str, Any], rng: random.Random, together_max: int) -> tuple[list[dict[str, Any]], int]:
     """The chunks of a stream that is moved from replica to replica behind a few events each time; how often."""
-    carried = carried_of(planned(path, body), lambda: json.dumps(body).encode())
+    carried = recorder_of(planned(path, body), lambda: json.dumps(body).encode())
     asked_path, asked_body, take, got, moves = path, body, carried.take, b"", 0
     least = 12 if body["stop"] else 1  # text that is held back is never said where replicas are left too soon
     while True:
@@ -95,7 +93,7 @@ def moved(path: str, body: dict[str, Any], rng: random.Random, together_max: int
             asked_path, asked_body = COMPLETIONS, json.loads(carried.next_body())
         except AlreadyComplete as said:
             return chunks_of(got + said.events), moves
-        take, moves = resumed_of(carried).take, moves + 1
+        take, moves = stitcher_of(carried).take, moves + 1
         assert moves < 200
 
 
@@ -194,11 +192,13 @@ def test_refused_by_place() -> None:
     with pytest.raises(FailoverRefused, match="engine"):
         planned(COMPLETIONS, body_of(COMPLETIONS), engines=frozenset(("sglang", "vllm")))
     with pytest.raises(FailoverRefused, match="media"):
-        plan_of(CHAT, json.dumps(body_of(CHAT)).encode(), VLLM, EXACT, media=True, context_tokens=4_096)
+        plan_of(CHAT, json.dumps(body_of(CHAT)).encode(), VLLM, media=True, context_tokens=4_096)
     with pytest.raises(FailoverRefused, match="prompts"):
         planned(COMPLETIONS, body_of(COMPLETIONS, prompt=["a", "b"]))
     with pytest.raises(FailoverRefused, match="path"):
         planned("/v1/embeddings", body_of(COMPLETIONS))
+    with pytest.raises(FailoverRefused, match="no_ids"):
+        planned("/v1/messages", body_of(CHAT))
     with pytest.raises(FailoverRefused, match="stop"):
         planned(COMPLETIONS, body_of(COMPLETIONS, stop="ab"), engines=frozenset(("sglang",)))
 
@@ -216,14 +216,7 @@ def test_refused_by_place() -> None:
 )
 def test_exact(fields: dict[str, Any]) -> None:
     """What says nothing, and what the next replica heeds as well, is exact."""
-    assert not planned(CHAT, body_of(CHAT, **fields)).approximate
-
-
-def test_approximate() -> None:
-    """Penalties and seeds are continued for those who put up with another answer, and are called approximate."""
-    for fields in ({"presence_penalty": 0.5}, {"seed": 7, "temperature": 1}):
-        assert planned(CHAT, body_of(CHAT, **fields), APPROXIMATE).approximate
-    assert not planned(CHAT, body_of(CHAT), APPROXIMATE).approximate
+    assert not planned(CHAT, body_of(CHAT, **fields)).calls_tools
 
 
 def test_next_request() -> None:

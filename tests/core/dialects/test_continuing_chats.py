@@ -1,4 +1,4 @@
-"""Chats that go on on another replica as chats: with tools, and by their text."""
+"""Chats that may call tools go on on another replica as chats."""
 
 from __future__ import annotations
 
@@ -10,41 +10,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.dialects.failover import (
-    APPROXIMATE,
-    EXACT,
     AlreadyComplete,
     FailoverMismatch,
     FailoverRefused,
     StreamRecorder,
-    carried_of,
-    resumed_of,
+    recorder_of,
+    stitcher_of,
 )
 from tests.core.dialects.continued import CHAT, TOOLS, body_of, planned, streamed
 from tests.support.examples import examples
 from tests.support.speaking import chunks_of, said_in, whole
 
 
-def chatted(
-    body: dict[str, Any], after: int, mode: str, *, together_max: int = 1, seed: int = 0
-) -> tuple[list[dict[str, Any]], bool]:
-    """The chunks of a chat with tools that is killed behind so many events, and continued; and whether only
-    approximately. Raises FailoverMismatch."""
-    carried = carried_of(planned(CHAT, body, mode), lambda: json.dumps(body).encode())
+def chatted(body: dict[str, Any], after: int, *, together_max: int = 1, seed: int = 0) -> list[dict[str, Any]]:
+    """The chunks of a chat with tools that is killed behind so many events, and continued. Raises FailoverMismatch."""
+    carried = recorder_of(planned(CHAT, body), lambda: json.dumps(body).encode())
     got = b"".join(
         [carried.take(event) for event in streamed(CHAT, body, together_max=together_max, seed=seed)[:after]]
     )
     try:
         following = json.loads(carried.next_body())
     except AlreadyComplete as said:
-        return chunks_of(got + said.events), False
+        return chunks_of(got + said.events)
     assert carried.next_path == CHAT
     assert following["tools"] == TOOLS
     assert "prompt" not in following
-    resumed = resumed_of(carried)
+    resumed = stitcher_of(carried)
     for event in streamed(CHAT, following, together_max=together_max, seed=seed + 1):
         got += resumed.take(event)
     assert not resumed.broken
-    return chunks_of(got), carried.approximate
+    return chunks_of(got)
 
 
 @settings(max_examples=examples(100))
@@ -66,45 +61,41 @@ def test_exact_or_refused(
     count = len(streamed(CHAT, body, together_max=together_max, seed=seed))
     after = data.draw(st.integers(1, count))
     try:
-        got, approximate = chatted(body, after, EXACT, together_max=together_max, seed=seed)
+        got = chatted(body, after, together_max=together_max, seed=seed)
     except (FailoverMismatch, FailoverRefused):
         return
-    assert not approximate
     assert said_in(got) == said_in(whole(CHAT, body))
 
 
 def test_chats_with_tools() -> None:
-    """A chat that may call tools goes on as a chat: as the unbroken one, where its text becomes the ids that were
-    said; otherwise it is found out, and approximate for those who put up with that."""
-    exact = approximate = 0
+    """A chat that may call tools is the unbroken one, if its text becomes the ids that were said; otherwise it is found
+    out."""
+    exact = found_out = 0
     for number in range(4):
         messages = [{"role": "user", "content": f"{number}"}]
         body = body_of(CHAT, messages=messages, tools=TOOLS, stream_options={"include_usage": True})
         expected = said_in(whole(CHAT, body))
         for after in range(1, len(streamed(CHAT, body)) + 1, 2):
             try:
-                got, _ = chatted(body, after, EXACT)
+                got = chatted(body, after)
             except FailoverMismatch:
-                got, called = chatted(body, after, APPROXIMATE)
-                assert called
-                assert said_in(got)["roles"] == ["assistant"]
-                approximate += 1
+                found_out += 1
             else:
                 assert said_in(got) == expected
                 exact += 1
     assert exact > 20
-    assert approximate > 5
+    assert found_out > 5
 
 
 def test_calls_pass() -> None:
     """A call that the other replica makes reaches the client as it is."""
     body = body_of(CHAT, tools=TOOLS)
-    carried = carried_of(planned(CHAT, body), lambda: json.dumps(body).encode())
+    carried = recorder_of(planned(CHAT, body), lambda: json.dumps(body).encode())
     carried.take(streamed(CHAT, body)[0])
     following = json.loads(carried.next_body())
     assert following["messages"] == body["messages"]  # nothing was said: the same chat again
     assert "continue_final_message" not in following
-    resumed = resumed_of(carried)
+    resumed = stitcher_of(carried)
     assert resumed.take(streamed(CHAT, following)[0]) == b""  # its role was told
     calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     choice = {"index": 0, "delta": {"tool_calls": calls}, "finish_reason": None, "token_ids": [7, 8]}
@@ -114,23 +105,19 @@ def test_calls_pass() -> None:
     assert made[0]["id"] == "x-True-0"
 
 
-def test_sglang_chat() -> None:
-    """SGLang tells no ids on a chat: it is continued by its text, for those who put up with that."""
-    body = body_of(CHAT)
-    plan = planned(CHAT, body, APPROXIMATE, frozenset(("sglang",)))
-    assert not plan.asks_ids
-    carried = carried_of(plan, lambda: json.dumps(body).encode())
-    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    for delta in ({"role": "assistant", "content": ""}, {"content": " the"}, {"content": " cat"}):
-        choice = {"index": 0, "delta": delta, "finish_reason": None}
-        event = b"data: " + json.dumps(head | {"choices": [choice]}).encode() + b"\n\n"
-        assert carried.take(event) == event
+def test_a_prompt_without_ids_is_found_out() -> None:
+    """Another replica that does not report the ids of its prompt might have continued another text."""
+    body = body_of(CHAT, tools=TOOLS)
+    carried = recorder_of(planned(CHAT, body), lambda: json.dumps(body).encode())
+    for event in streamed(CHAT, body)[:5]:
+        carried.take(event)
     following = json.loads(carried.next_body())
-    assert following["messages"][-1] == {"role": "assistant", "content": " the cat"}
     assert following["continue_final_message"] is True
     assert following["add_generation_prompt"] is False
-    assert following["max_tokens"] == 38
-    assert "return_token_ids" not in following
+    assert following["messages"][-1]["role"] == "assistant"
+    choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    with pytest.raises(FailoverMismatch, match="token boundaries"):
+        stitcher_of(carried).take(b"data: " + json.dumps({"id": "y", "choices": [choice]}).encode() + b"\n\n")
 
 
 @pytest.mark.parametrize(

@@ -1,70 +1,45 @@
-"""Stream failover: another replica continues a broken stream, and the client sees one answer.
+"""Stream failover: another replica continues a broken stream, and the client sees one answer, or an honest error.
 
-A stream can be continued exactly if the engine reports the token ids of its prompt and of every piece of text. The next
-replica gets both as a prompt of ids, and its output is appended to the text sent so far, with no text doubled or lost.
-If ids are not reported, the text itself is sent to be continued, and may be tokenised differently. That is approximate,
-and only done for requests that allow it.
+The engine reports the token ids of its prompt and of every piece of text. The next replica gets both as a prompt of
+ids, and its output is appended to the text sent so far, with no text doubled or lost. A stream that cannot be continued
+in this way is not continued.
 
-plan           requests that may be continued, and the body of the next request
-recorder       text and ids that a stream of OpenAI's APIs has sent so far
-stitcher       the next replica's events, rewritten as if the first one had sent them
-by_text        chats that are continued by their text
-messages_plan  Messages, which become such a chat
+plan        requests that may be continued, and the body of the next request
+recorder    text and ids that a stream has sent so far
+stitcher    the next replica's events, rewritten as if the first one had sent them
+tool_chat   both for chats that may call tools, which are continued as chats
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.dialects.failover.by_text import ChatRecorder, ResumedChat
-from router.core.dialects.failover.messages_plan import MessagesRecorder, MessagesStitcher, messages_plan
 from router.core.dialects.failover.plan import (
-    APPROXIMATE,
     EXACT,
     MODES,
     OFF,
     REASONS,
     FailoverPlan,
     FailoverRefused,
-    openai_plan,
+    plan_of,
     with_ids,
 )
 from router.core.dialects.failover.recorder import AlreadyComplete, FailoverMismatch, StreamRecorder
 from router.core.dialects.failover.stitcher import StreamStitcher
-from router.core.dialects.tenant_isolation import MESSAGES
+from router.core.dialects.failover.tool_chat import ToolChatRecorder, ToolChatStitcher
 
 
-def plan_of(
-    path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
-) -> FailoverPlan:
-    """Return the plan of a streaming request on a model of these kinds of engines. Raises FailoverRefused.
-
-    - `mode`: EXACT or APPROXIMATE.
-    - `media`: its prompt has parts that are no text, or cannot be interpreted.
-    - `context_tokens`: the context length of the model.
-    """
-    if path == MESSAGES:
-        return messages_plan(body, engines, mode)
-    return openai_plan(path, body, engines, mode, media=media, context_tokens=context_tokens)
+def recorder_of(plan: FailoverPlan, body: Callable[[], bytes]) -> StreamRecorder:
+    """Return the recorder of a stream with this plan. `body` returns the request's body again, if the plan needs it."""
+    return ToolChatRecorder(plan, body) if plan.calls_tools else StreamRecorder(plan)
 
 
-def carried_of(plan: FailoverPlan, body: Callable[[], bytes]) -> StreamRecorder | MessagesRecorder:
-    """Return the object that carries a stream by this plan. `body` returns the request's body again, if the plan is by
-    text."""
-    if plan.path == MESSAGES:
-        return MessagesRecorder(plan, body)
-    return ChatRecorder(plan, body) if plan.by_text else StreamRecorder(plan)
-
-
-def resumed_of(carried: StreamRecorder | MessagesRecorder) -> StreamStitcher | MessagesStitcher:
-    """Return the object that rewrites the events of the replica that continues."""
-    if isinstance(carried, MessagesRecorder):
-        return MessagesStitcher(carried)
-    return ResumedChat(carried) if isinstance(carried, ChatRecorder) else StreamStitcher(carried)
+def stitcher_of(recorder: StreamRecorder) -> StreamStitcher:
+    """Return the stitcher of the events of the replica that continues."""
+    return ToolChatStitcher(recorder) if isinstance(recorder, ToolChatRecorder) else StreamStitcher(recorder)
 
 
 __all__ = [
-    "APPROXIMATE",
     "EXACT",
     "MODES",
     "OFF",
@@ -73,12 +48,10 @@ __all__ = [
     "FailoverMismatch",
     "FailoverPlan",
     "FailoverRefused",
-    "MessagesRecorder",
-    "MessagesStitcher",
     "StreamRecorder",
     "StreamStitcher",
-    "carried_of",
     "plan_of",
-    "resumed_of",
+    "recorder_of",
+    "stitcher_of",
     "with_ids",
 ]

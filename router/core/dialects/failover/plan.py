@@ -11,7 +11,8 @@ ones.
   begins anew too, which shows if the temperature is not 0.
 - A grammar begins anew: `response_format`, `structured_outputs`, tools that must be called.
 - Tools that must be called are a grammar, too. Tools that may be called are taken out of a chat's text by a parser of
-  the engine, which `/v1/completions` does not use: such a chat is continued as a chat (by_text.py).
+  the engine, which `/v1/completions` does not use: such a chat is continued as a chat (tool_chat.py).
+- SGLang returns no ids on a chat that streams, and no engine returns any on `/v1/messages`.
 - Media are not in the ids. Several choices, several prompts, beams and `echo` do not make one answer.
 
 Fields read in vLLM 0.32 (entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang 0.5.23
@@ -25,12 +26,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS
+from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, MESSAGES
 from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, flag_of, is_true, parse_integer, value_is_true
 
-OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
-MODES = (OFF, EXACT, APPROXIMATE)  # values by which a request selects the failover of its stream
+OFF, EXACT = "off", "exact"
+MODES = (OFF, EXACT)  # values by which a request selects the failover of its stream
 COMPLETION_TOKENS = 16  # max_tokens of a completion that has no such field, or null
 STOP_CHARS_MAX = 1_024  # the longest stop string of a stream that may be continued
 
@@ -41,8 +42,6 @@ REASONS = (
     "no_ids", "tool_call", "reasoning", "no_point", "too_long", "spent", "answer", "budget", "replica", "failed",
     "late", "differs", "again",
 )  # fmt: skip
-# Reasons that do not prevent a failover if the client accepts an approximate one.
-_BENDS = frozenset(("penalty", "seed"))
 
 # Fields that the next request has as the first one had them.
 _CARRIED = frozenset(
@@ -117,7 +116,7 @@ _encode = msgspec.json.encode
 
 
 class FailoverRefused(Exception):
-    """A stream that cannot be continued in the way that its client requests. `reason` is one of REASONS."""
+    """A stream that cannot be continued as the unbroken answer. `reason` is one of REASONS."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -129,7 +128,6 @@ class FailoverPlan(Struct):
 
     path: str  # CHAT or COMPLETIONS
     engine: str  # kind of engine, "vllm" or "sglang"
-    approximate: bool  # some state of the request begins anew with the next replica, which its client accepts
     kept: bytes  # fields of the next request that are unchanged: a JSON object without its last brace
     tokens_max: int | None  # tokens that the answer may have; None: limited by the model's context only
     tokens_min: int
@@ -138,12 +136,10 @@ class FailoverPlan(Struct):
     held_chars: int
     open_chars: int
     wants_usage: bool  # the stream must end with its usage
-    asks_ids: bool = True  # token ids are requested from the engine
-    by_text: bool = False  # the next request is the chat again, with the text so far: its body must be kept
-    takes_approximate: bool = False  # the client accepts an answer that may differ
-    limit: bytes = b"max_tokens"  # the name of the chat's token limit
+    context_tokens: int  # context length of the model, for prompt and answer
+    calls_tools: bool  # tools may be called: the next request is the chat again, and its body must be kept
+    limit: bytes  # the name of the chat's token limit
     added: bytes = b""  # fields that the router adds to its client's, each after a comma
-    context_tokens: int = 0  # context length of the model, for prompt and answer
 
     def ask_usage(self) -> None:
         """Request usage at the end of the stream, which the client did not request."""
@@ -170,32 +166,31 @@ class FailoverPlan(Struct):
     def next_chat(self, body: bytes, text: str, said_tokens: int) -> bytes:
         """Return the chat of this body again, with a text of this number of tokens as its last message, left open. If
         no text was sent it is the same chat."""
-        fields = self.added
+        fields = self.added + b',"return_token_ids":true'
         if self.tokens_max is not None:
             fields += b',"%b":%d' % (self.limit, self.tokens_max - said_tokens)
         if self.tokens_min:
             fields += b',"min_tokens":%d' % max(0, self.tokens_min - said_tokens)
-        if self.asks_ids:
-            fields += b',"return_token_ids":true'
         return _chat_body(body, text, fields)
 
 
-def openai_plan(
-    path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
-) -> FailoverPlan:
-    """Return the plan of a streaming chat or completion (`plan_of`). Raises FailoverRefused."""
+def plan_of(path: str, body: bytes, engines: frozenset[str], *, media: bool, context_tokens: int) -> FailoverPlan:
+    """Return the plan of a streaming request on a model of these kinds of engines. Raises FailoverRefused.
+
+    - `media`: its prompt has parts that are no text, or cannot be interpreted.
+    - `context_tokens`: the context length of the model.
+    """
     if path not in (CHAT, COMPLETIONS):
-        raise FailoverRefused("path")
+        raise FailoverRefused("no_ids" if path == MESSAGES else "path")
     engine = next(iter(engines)) if len(engines) == 1 else ""
-    asks_ids = engine == "vllm" or path == COMPLETIONS
-    if engine not in ("vllm", "sglang") or not (asks_ids or mode == APPROXIMATE):
-        raise FailoverRefused("engine")  # SGLang does not report ids on a chat that streams
+    if engine != "vllm" and (engine != "sglang" or path == CHAT):
+        raise FailoverRefused("engine")
     if media and path == CHAT:
         raise FailoverRefused("media")
     try:
         fields = sliced_json.read(_decode_fields, body)
-        bends = _looked_at(fields)
-        by_text = path == CHAT and (not asks_ids or _may_call(fields))
+        _check_fields(fields)
+        calls_tools = path == CHAT and _may_call(fields)
         tokens_max, tokens_min = _limits(path, fields)
         held, opened = _stop_chars(fields, engine)
         wants_usage = _wants_usage(fields)
@@ -203,17 +198,21 @@ def openai_plan(
         raise FailoverRefused("body") from error
     if path == COMPLETIONS and bytes(fields.get("prompt", b"")).lstrip()[:1] == b"[":
         _one_prompt(bytes(fields["prompt"]))
-    if bends and mode != APPROXIMATE:
-        raise FailoverRefused(bends)
-    if by_text and opened:
+    if calls_tools and opened:
         raise FailoverRefused("stop")  # a stop string may have begun in the text so far
-    kept = _encode({name: raw for name, raw in fields.items() if name in _CARRIED})[:-1]
-    plan = FailoverPlan(path, engine, bool(bends), kept, tokens_max, tokens_min, held, opened, wants_usage)
-    plan.asks_ids, plan.by_text, plan.takes_approximate = asks_ids, by_text, mode == APPROXIMATE
-    plan.context_tokens = context_tokens
-    if path == CHAT and "max_completion_tokens" in fields:
-        plan.limit = b"max_completion_tokens"
-    return plan
+    return FailoverPlan(
+        path=path,
+        engine=engine,
+        kept=_encode({name: raw for name, raw in fields.items() if name in _CARRIED})[:-1],
+        tokens_max=tokens_max,
+        tokens_min=tokens_min,
+        held_chars=held,
+        open_chars=opened,
+        wants_usage=wants_usage,
+        context_tokens=context_tokens,
+        calls_tools=calls_tools,
+        limit=b"max_completion_tokens" if "max_completion_tokens" in fields else b"max_tokens",
+    )
 
 
 def with_ids(body: bytes) -> bytes:
@@ -223,35 +222,27 @@ def with_ids(body: bytes) -> bytes:
     return b"".join((memoryview(body)[:end], b',"return_token_ids":true', memoryview(body)[end:]))
 
 
-def _looked_at(fields: dict[str, Raw]) -> str:
-    """Return the reason for which the continuation would only be approximate, "" if it would be exact. Raises
-    FailoverRefused."""
-    bends = ""
+def _check_fields(fields: dict[str, Raw]) -> None:
+    """Raise FailoverRefused if a field would make the continuation another answer."""
     for name, raw in fields.items():
         if name in _NOTHING:
             reason, nothing = _NOTHING[name]
             value = sliced_json.value(raw)
             if value in _EMPTY or value in nothing or (name in _FLAGS and flag_of(value) is False):
                 continue
-            if name in _COUNTS and parse_integer(value) == 1:
-                continue
-            if reason not in _BENDS:
+            if name not in _COUNTS or parse_integer(value) != 1:
                 raise FailoverRefused(reason)
-            bends = reason
         elif name not in _CARRIED and name not in _LEFT_OUT and bytes(raw) != b"null":
             raise FailoverRefused("field")
+    # A client that relies on ids would get those of pieces that may be generated again.
     if _is_true(fields, "return_token_ids") or _is_true(fields, "return_tokens_as_token_ids"):
-        raise FailoverRefused(
-            "ids"
-        )  # the client relies on ids, and would get those of pieces that may be generated again
+        raise FailoverRefused("ids")
     if _value(fields, "tools") and _value(fields, "tool_choice") not in (None, "auto", "none"):
         raise FailoverRefused("tools")  # a call that must be made is made by a grammar
-    for name in ("presence_penalty", "frequency_penalty"):
-        if _value(fields, name):
-            bends = "penalty"
+    if _value(fields, "presence_penalty") or _value(fields, "frequency_penalty"):
+        raise FailoverRefused("penalty")
     if _value(fields, "seed") is not None and _value(fields, "temperature") not in (0, 0.0):
-        bends = bends or "seed"
-    return bends
+        raise FailoverRefused("seed")
 
 
 def _may_call(fields: dict[str, Raw]) -> bool:

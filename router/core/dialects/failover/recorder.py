@@ -1,4 +1,4 @@
-"""State of a stream of OpenAI's APIs, recorded event by event, and its events as sent to the client.
+"""State of a stream, recorded event by event, and its events as sent to the client.
 
 vLLM 0.32 and SGLang 0.5.23 report the prompt's ids in the first event and the ids of its tokens in each. They are
 removed, so that the client gets the same events as without them. vLLM then has the fields as null, SGLang does not have
@@ -108,8 +108,7 @@ class StreamRecorder:
         self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
         self._fields = False  # choices have the field token_ids, as null
         self.finished = self.told_usage = self.done = False  # its finish reason was sent; its usage; its end
-        self._reasoned = False  # the answer has reasoned and sent no text since
-        self.approximate = plan.approximate
+        self._reasoned = False  # the answer has reasoned
 
     # -- first replica -------------------------------------------------------------------------------------------
 
@@ -219,10 +218,10 @@ class StreamRecorder:
             raise AlreadyComplete(self._end())
         if reason := self._against:
             raise FailoverRefused(reason)
+        self.said_tokens = self._sent_tokens
         return self._request()
 
     def _request(self) -> bytes:
-        self.said_tokens = self._points[0][0]
         said = ",".join(map(str, self._ids[: self.said_tokens])).encode()
         inside = self._prompt.strip()[1:-1]
         prompt = b"[%b]" % b",".join(part for part in (inside, said) if part)
@@ -242,7 +241,12 @@ class StreamRecorder:
             return self._why_not
         if not self._points or self._points[0][1] > self._sure_chars:
             return "reasoning"
-        return "spent" if self.plan.most(self.prompt_tokens) <= self._points[0][0] else ""
+        return "spent" if self.plan.most(self.prompt_tokens) <= self._sent_tokens else ""
+
+    @property
+    def _sent_tokens(self) -> int:
+        """Number of tokens that count as sent: those before the point from which the stream is continued."""
+        return self._points[0][0]
 
     @property
     def verify_replayed(self) -> str:

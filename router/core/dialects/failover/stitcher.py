@@ -29,13 +29,13 @@ _OWN = ("id", "object", "created", "model", "choices", "usage", "prompt_token_id
 class StreamStitcher:
     """Rewrites the events of the replica that continues. Feed it whole events."""
 
-    def __init__(self, carried: StreamRecorder) -> None:
-        """`carried` has made the request that the replica got."""
-        self._carried = carried
-        self._names = carried.names
-        self._expected = carried.verify_replayed
+    def __init__(self, recorder: StreamRecorder) -> None:
+        """`recorder` has made the request that the replica got."""
+        self._recorder = recorder
+        self._names = recorder.names
+        self._expected = recorder.verify_replayed
         self._begun = False
-        self._tokens = carried.said_tokens
+        self._tokens = recorder.said_tokens
         self.broken = False  # the engine reported a failure, or an end of the stream before its finish reason
         self.given_up = b""  # as in StreamRecorder
 
@@ -47,8 +47,8 @@ class StreamStitcher:
             return b""
         data = sse.payload(event)
         if data == b"[DONE]":
-            carried = self._carried
-            self.broken, carried.done = not carried.finished, carried.finished
+            recorder = self._recorder
+            self.broken, recorder.done = not recorder.finished, recorder.finished
             return b"" if self.broken else event
         if not data.startswith(b"{"):
             return event
@@ -77,19 +77,19 @@ class StreamStitcher:
         made = self._names | {"choices": said}
         if chunk.get("usage"):
             made["usage"] = self._usage(chunk["usage"])
-            self._carried.told_usage = self._carried.told_usage or not said
+            self._recorder.told_usage = self._recorder.told_usage or not said
         return data_event(made | {name: value for name, value in chunk.items() if name not in _OWN})
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         """Return a choice as the first replica would have sent it. None if the client already has it. Raises
         FailoverMismatch."""
-        carried, ids = self._carried, choice.pop("token_ids", None) or ()
+        recorder, ids = self._recorder, choice.pop("token_ids", None) or ()
         prompt = choice.pop("prompt_token_ids", None)
         if not self._begun:
             self._begun = True
-            if prompt is not None and len(prompt) != carried.prompt_tokens + carried.said_tokens:
+            if prompt is not None and len(prompt) != recorder.prompt_tokens + recorder.said_tokens:
                 raise FailoverMismatch("another prompt")
-            carried.go_on_from(carried.said_tokens)
+            recorder.go_on_from(recorder.said_tokens)
         self._tokens += len(ids)
         text, finish = choice.pop("text", None) or "", choice.get("finish_reason")
         again = self._expected[: len(text)]
@@ -97,21 +97,21 @@ class StreamStitcher:
             raise FailoverMismatch("the repeated part of the answer differs")
         self._expected = self._expected[len(again) :]
         made_text, text = text, text[len(again) :]
-        carried.note(ids, made_text, text)
+        recorder.note(ids, made_text, text)
         if again and not text and not finish:
             return None
-        carried.finished = carried.finished or bool(finish)
-        if carried.plan.path == CHAT:
+        recorder.finished = recorder.finished or bool(finish)
+        if recorder.plan.path == CHAT:
             made = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
             if finish and "stop_reason" in choice:
                 made["stop_reason"] = choice["stop_reason"]
-            return made | ({"token_ids": None} if carried.has_fields else {})
+            return made | ({"token_ids": None} if recorder.has_fields else {})
         made = {"index": 0, "text": text, "logprobs": None} | choice
         made |= {"index": 0, "text": text}
-        return made | ({"prompt_token_ids": None, "token_ids": None} if carried.has_fields else {})
+        return made | ({"prompt_token_ids": None, "token_ids": None} if recorder.has_fields else {})
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        prompt = self._carried.prompt_tokens or max(0, usage["prompt_tokens"] - self._carried.said_tokens)
+        prompt = self._recorder.prompt_tokens
         made = usage | {
             "prompt_tokens": prompt,
             "total_tokens": prompt + self._tokens,
