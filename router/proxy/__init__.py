@@ -12,5 +12,6 @@ disagg_prefill   disaggregated prefill with a prefill replica and a decode repli
 disagg_request   state of such a request; prefill_host_check checks the hosts in its prefill answer
 preamble_events  streams that begin with events sent before any GPU work
 stream_failover  stream failover after a break or before a replica leaves
+failover_sink    events of such a stream: recorded, and passed to its relay
 relay            copies the answer's bytes from engine to client
 """

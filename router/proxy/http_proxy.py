@@ -49,8 +49,9 @@ from router.ingress.upstream_headers import FINAL_RECEIPT
 from router.ingress.usage import UsageAsking
 from router.placement_api import LEFT, PlacementService
 from router.proxy.attempts import Attempts, UpstreamCall, stream_dialect
+from router.proxy.failover_sink import FailoverSink
 from router.proxy.relay import TOLD, Relay
-from router.proxy.stream_failover import FailoverSink, StreamFailover
+from router.proxy.stream_failover import StreamFailover
 from router.telemetry.request_record import RequestRecord
 from router.telemetry.spans import RequestTrace
 from router.telemetry.tracing import Tracer

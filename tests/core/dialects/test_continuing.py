@@ -144,7 +144,7 @@ def test_half_a_character_is_said_anew() -> None:
             carried = StreamRecorder(planned(COMPLETIONS, body))
             for event in events[:after]:
                 carried.take(event)
-            if carried.can_go_on:
+            if carried.can_continue:
                 assert not text_of(json.loads(carried.next_body())["prompt"]).endswith("\ufffd")
                 seen += carried.said_tokens < after
     assert seen > 8

@@ -104,10 +104,10 @@ class StreamRecorder:
         self._ids = array("I")
         self._points = deque([(0, 0)])  # (ids, characters that they make); the first is the one to continue from
         self._behind = ""  # the text that was sent after the first point
-        self._why_not = ""  # the reason for which it cannot be continued
+        self._obstacle = ""  # the reason for which it cannot be continued
         self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
         self._fields = False  # choices have the field token_ids, as null
-        self.finished = self.told_usage = self.done = False  # its finish reason was sent; its usage; its end
+        self.finished = self.has_usage = self.done = False  # its finish reason was sent; its usage; its end
         self._reasoned = False  # the answer has reasoned
 
     # -- first replica -------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class StreamRecorder:
             return event
         chunk = json_fields.decode_or_none(_decode_chunk, data)
         if chunk is None:
-            self._why_not = "answer"
+            self._obstacle = "answer"
             return event
         if any(choice.finish_reason == ABORT for choice in chunk.choices):
             self.given_up = self._strip_ids(event)
@@ -135,7 +135,7 @@ class StreamRecorder:
             return b""
         if not self._names:
             self._begin(chunk)
-        self.told_usage = self.told_usage or (json_fields.has_value(chunk.usage) and not chunk.choices)
+        self.has_usage = self.has_usage or (json_fields.has_value(chunk.usage) and not chunk.choices)
         for choice in chunk.choices:
             self._note(choice)
         if self.plan.path == CHAT and b'"delta":{}' in event and not self.finished:
@@ -149,7 +149,7 @@ class StreamRecorder:
         created = msgspec.json.decode(chunk.created) if json_fields.has_value(chunk.created) else 0
         self._names = {"id": chunk.id, "object": chunk.object, "created": created, "model": chunk.model}
         if not json_fields.has_value(raw) or len(raw) > PROMPT_BYTES_MAX or not bytes(raw).startswith(b"["):
-            self._why_not = "no_ids"
+            self._obstacle = "no_ids"
             return
         self._prompt = bytes(raw)
         self.prompt_tokens = 0 if self._prompt[1:-1].strip() == b"" else self._prompt.count(b",") + 1
@@ -162,12 +162,12 @@ class StreamRecorder:
         if delta is not None:
             text = delta.content or ""
             if json_fields.has_value(delta.tool_calls) and bytes(delta.tool_calls) != b"[]":
-                self._why_not = "tool_call"
+                self._obstacle = "tool_call"
             if delta.reasoning or delta.reasoning_content:
                 self._points.clear()  # only the engine's parser can continue this
                 self._behind, self._reasoned = "", True
         if text and not ids:
-            self._why_not = self._why_not or "no_ids"
+            self._obstacle = self._obstacle or "no_ids"
         self.note(ids, text, text)
         if choice.finish_reason:
             self.finished = True
@@ -176,7 +176,7 @@ class StreamRecorder:
         """Record tokens, the text that came with them, and the part of that text that is new to the client."""
         self._ids.extend(ids)
         if len(self._ids) > SAID_TOKENS_MAX:
-            self._why_not, self._ids = "too_long", array("I")
+            self._obstacle, self._ids = "too_long", array("I")
         if not text:
             return
         self._made_chars += len(text)
@@ -192,7 +192,7 @@ class StreamRecorder:
             behind = self.said_chars - points[0][1]
             self._behind = self._behind[-behind:] if behind > 0 else ""
         if len(self._behind) > BEHIND_CHARS_MAX:
-            self._why_not, self._behind = "no_point", ""
+            self._obstacle, self._behind = "no_point", ""
 
     @property
     def _sure_chars(self) -> int:
@@ -205,7 +205,7 @@ class StreamRecorder:
 
     # -- in between ----------------------------------------------------------------------------------------------
 
-    def go_on_from(self, tokens: int) -> None:
+    def continue_from(self, tokens: int) -> None:
         """Continue on another replica after this number of tokens of the answer: those at which `next_body` ended."""
         del self._ids[tokens:]
         self._made_chars = self.said_chars - len(self._behind)
@@ -216,7 +216,7 @@ class StreamRecorder:
         FailoverRefused."""
         if self.finished:
             raise AlreadyComplete(self._end())
-        if reason := self._against:
+        if reason := self._refusal:
             raise FailoverRefused(reason)
         self.said_tokens = self._sent_tokens
         return self._request()
@@ -228,17 +228,17 @@ class StreamRecorder:
         return self.plan.next_body(prompt, self.prompt_tokens, self.said_tokens)
 
     @property
-    def can_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         """True if the answer has more to come, and another replica can generate it."""
-        return not (self.finished or self._against)
+        return not (self.finished or self._refusal)
 
     @property
-    def _against(self) -> str:
+    def _refusal(self) -> str:
         """Reason for which another replica cannot continue, "" if it can."""
         if not self._names:
             return "answer"
-        if self._why_not:
-            return self._why_not
+        if self._obstacle:
+            return self._obstacle
         if not self._points or self._points[0][1] > self._sure_chars:
             return "reasoning"
         return "spent" if self.plan.most(self.prompt_tokens) <= self._sent_tokens else ""
@@ -268,7 +268,7 @@ class StreamRecorder:
         if self.done:
             return b""
         end = b"data: [DONE]\n\n"
-        if self.told_usage or not self.plan.wants_usage or self._why_not:
+        if self.has_usage or not self.plan.wants_usage or self._obstacle:
             return end
         said = len(self._ids)
         usage = {

@@ -77,7 +77,7 @@ class StreamStitcher:
         made = self._names | {"choices": said}
         if chunk.get("usage"):
             made["usage"] = self._usage(chunk["usage"])
-            self._recorder.told_usage = self._recorder.told_usage or not said
+            self._recorder.has_usage = self._recorder.has_usage or not said
         return data_event(made | {name: value for name, value in chunk.items() if name not in _OWN})
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ class StreamStitcher:
             self._begun = True
             if prompt is not None and len(prompt) != recorder.prompt_tokens + recorder.said_tokens:
                 raise FailoverMismatch("another prompt")
-            recorder.go_on_from(recorder.said_tokens)
+            recorder.continue_from(recorder.said_tokens)
         self._tokens += len(ids)
         text, finish = choice.pop("text", None) or "", choice.get("finish_reason")
         again = self._expected[: len(text)]

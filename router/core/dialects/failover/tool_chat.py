@@ -40,18 +40,18 @@ class ToolChatRecorder(StreamRecorder):
             self._text.append(shown)
         super().note(ids, text, shown)
 
-    def go_on_from(self, tokens: int) -> None:
+    def continue_from(self, tokens: int) -> None:
         """Continue on another replica after this number of tokens of the answer, which make up all text so far."""
         self._behind = ""
-        super().go_on_from(tokens)
+        super().continue_from(tokens)
 
     def note_call(self) -> None:
         """Record that the answer calls a tool, or reasons: only the engine's parser can continue that."""
-        self._why_not = "tool_call"
+        self._obstacle = "tool_call"
 
     @property
-    def _against(self) -> str:
-        return super()._against or ("reasoning" if self._reasoned else "")
+    def _refusal(self) -> str:
+        return super()._refusal or ("reasoning" if self._reasoned else "")
 
     @property
     def _sent_tokens(self) -> int:
@@ -81,7 +81,7 @@ class ToolChatStitcher(StreamStitcher):
             prompt = chunk.get("prompt_token_ids")
             if prompt is None or not self._chat.is_continued_by(prompt):
                 raise FailoverMismatch("the text has different token boundaries")
-            self._chat.go_on_from(self._chat.said_tokens)
+            self._chat.continue_from(self._chat.said_tokens)
         return super()._rewritten(chunk)
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
