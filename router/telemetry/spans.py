@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from router.core.dialects.response_metadata import ResponseMetadata, told_by, told_by_stream
+from router.core.dialects.response_metadata import ResponseMetadata, metadata_of, metadata_of_stream
 from router.core.types.placements import EndReason, Receipt
 from router.core.types.replicas import Replica
 from router.telemetry.gen_ai import OPERATIONS, error_type
@@ -167,7 +167,7 @@ def _server(moments: RequestTrace, record: RequestRecord, scheme: str) -> Span:
         about["warmroute.tenant"] = moments.tenant
     _tell_generation(about, record, moments.provider)
     if moments.head:
-        told = told_by(moments.head) if moments.tail is None else told_by_stream(moments.head, moments.tail)
+        told = metadata_of(moments.head) if moments.tail is None else metadata_of_stream(moments.head, moments.tail)
         _tell_answer(about, told, with_id=record.route in ID_ROUTES and not moments.stored)
     if record.receipt is not None:
         about |= _make_placement_attributes(record.receipt)

@@ -13,8 +13,8 @@ from router.core.dialects.response_metadata import (
     NAME_CHARS_MAX,
     REASONS_MAX,
     ResponseMetadata,
-    told_by,
-    told_by_stream,
+    metadata_of,
+    metadata_of_stream,
 )
 from tests.support.fakes import (
     GENERATED,
@@ -59,40 +59,40 @@ def chunk(index: int, reason: str | None) -> bytes:
 )  # fmt: skip
 def test_a_whole_answer(body: dict, told: ResponseMetadata) -> None:
     """Model, id, and a reason for each choice in their order; what is of another form, or too long, is left out."""
-    assert told_by(json.dumps(body).encode()) == told
+    assert metadata_of(json.dumps(body).encode()) == told
 
 
 def test_long_answers_are_not_read() -> None:
     """Decoding may not hold the event loop up."""
     body = json.dumps({"model": "m", "data": "0" * BODY_BYTES_MAX}).encode()
-    assert told_by(body) == ResponseMetadata()
+    assert metadata_of(body) == ResponseMetadata()
 
 
 def test_streams() -> None:
     """The first event names the model and the id, the last events have the reasons."""
     chat = [chunk(0, None), chunk(1, "length"), chunk(0, "stop"), b"data: [DONE]\n\n"]
-    assert told_by_stream(chat[0], b"".join(chat[1:])) == ResponseMetadata("m", "chatcmpl-7", ("stop", "length"))
+    assert metadata_of_stream(chat[0], b"".join(chat[1:])) == ResponseMetadata("m", "chatcmpl-7", ("stop", "length"))
     messages = message_events()
-    assert told_by_stream(messages[0], b"".join(messages[2:])) == ResponseMetadata("m", "chatcmpl-1", ("end_turn",))
+    assert metadata_of_stream(messages[0], b"".join(messages[2:])) == ResponseMetadata("m", "chatcmpl-1", ("end_turn",))
     responses = response_events()
-    assert told_by_stream(responses[0], b"".join(responses[1:])) == ResponseMetadata("m", "x", ("completed",), 0, 0)
+    assert metadata_of_stream(responses[0], b"".join(responses[1:])) == ResponseMetadata("m", "x", ("completed",), 0, 0)
     generated = generate_events()
-    assert told_by_stream(generated[0], b"".join(generated[1:])) == ResponseMetadata("", "x", ("stop",))
+    assert metadata_of_stream(generated[0], b"".join(generated[1:])) == ResponseMetadata("", "x", ("stop",))
 
 
 def test_a_stream_that_broke_off_has_no_reason() -> None:
     """What has not ended has none."""
-    assert told_by_stream(chunk(0, None), chunk(0, None)) == ResponseMetadata("m", "chatcmpl-7")
+    assert metadata_of_stream(chunk(0, None), chunk(0, None)) == ResponseMetadata("m", "chatcmpl-7")
 
 
 def test_reasons_are_few() -> None:
     """An answer of very many choices does not make a span of any size."""
     choices = [{"index": index, "finish_reason": "stop"} for index in range(2 * REASONS_MAX)]
-    assert len(told_by(json.dumps({"choices": choices}).encode()).reasons) == REASONS_MAX
+    assert len(metadata_of(json.dumps({"choices": choices}).encode()).reasons) == REASONS_MAX
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_anything_may_come(head: bytes, tail: bytes) -> None:
     """Bytes of any kind are read without an error."""
-    told_by(head)
-    told_by_stream(b'data: {"choices":' + head, tail + b'data: {"finish_reason":"')
+    metadata_of(head)
+    metadata_of_stream(b'data: {"choices":' + head, tail + b'data: {"finish_reason":"')
