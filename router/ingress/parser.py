@@ -48,7 +48,7 @@ from router.ingress.body import (
     strip_kv_transfer_params,
 )
 from router.ingress.codings import is_opaque
-from router.ingress.failover_policy import FailoverPlanResult, build_failover_plan, requested_failover_mode
+from router.ingress.failover_policy import FailoverPlanResult, build_failover_plan, wants_failover
 from router.ingress.local_responses import HISTORY_CHANGED, no_replica_ready
 from router.ingress.model_names import Meant, Unlisted, may_name, may_use, meant_by
 from router.ingress.parse_queue import ParseQueue
@@ -218,10 +218,10 @@ class RequestParser:
         plan: FailoverPlanResult = (None, "")
         if ask.stream and model is not None and how.relayed and how.dialect is not None:
             rules = self._rules
-            mode = requested_failover_mode(request, tenant, model, rules.continue_models, rules.continue_streams)
-            if mode != OFF and not rules.continues:
+            wants = wants_failover(request, tenant, model, rules.continue_models, rules.continue_streams)
+            if wants and not rules.continues:
                 plan = (None, "split")
-            elif mode != OFF:
+            elif wants:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
                 plan = await how.run(build_failover_plan, request.path, body, ask, engines, room)
         return _ParsedBody(ask, chain, meant, sighting, warning, body, repairs, ids, plan)

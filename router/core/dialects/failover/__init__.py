@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from router.core.dialects.failover.plan import (
     EXACT,
-    MODES,
     OFF,
     REASONS,
     FailoverPlan,
@@ -41,7 +40,6 @@ def stitcher_of(recorder: StreamRecorder) -> StreamStitcher:
 
 __all__ = [
     "EXACT",
-    "MODES",
     "OFF",
     "REASONS",
     "AlreadyComplete",

@@ -30,8 +30,7 @@ from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, MESSAGES
 from router.core.prompts import sliced_json
 from router.core.prompts.json_fields import ABSENT, UNREADABLE, flag_of, is_true, parse_integer, value_is_true
 
-OFF, EXACT = "off", "exact"
-MODES = (OFF, EXACT)  # values by which a request selects the failover of its stream
+OFF, EXACT = "off", "exact"  # values by which a request selects the failover of its stream
 COMPLETION_TOKENS = 16  # max_tokens of a completion that has no such field, or null
 STOP_CHARS_MAX = 1_024  # the longest stop string of a stream that may be continued
 

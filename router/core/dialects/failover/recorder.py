@@ -105,8 +105,8 @@ class StreamRecorder:
         self._points = deque([(0, 0)])  # (ids, characters that they make); the first is the one to continue from
         self._behind = ""  # the text that was sent after the first point
         self._obstacle = ""  # the reason for which it cannot be continued
-        self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
-        self._fields = False  # choices have the field token_ids, as null
+        self.names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
+        self.has_null_ids = False  # choices of streams without ids have the field `token_ids`, as null
         self.finished = self.has_usage = self.done = False  # its finish reason was sent; its usage; its end
         self._reasoned = False  # the answer has reasoned
 
@@ -133,7 +133,7 @@ class StreamRecorder:
         if json_fields.has_value(chunk.error) or self.given_up:
             self.broken = True
             return b""
-        if not self._names:
+        if not self.names:
             self._begin(chunk)
         self.has_usage = self.has_usage or (json_fields.has_value(chunk.usage) and not chunk.choices)
         for choice in chunk.choices:
@@ -147,13 +147,13 @@ class StreamRecorder:
         if not json_fields.has_value(raw) and chunk.choices:
             raw = chunk.choices[0].prompt_token_ids
         created = msgspec.json.decode(chunk.created) if json_fields.has_value(chunk.created) else 0
-        self._names = {"id": chunk.id, "object": chunk.object, "created": created, "model": chunk.model}
+        self.names = {"id": chunk.id, "object": chunk.object, "created": created, "model": chunk.model}
         if not json_fields.has_value(raw) or len(raw) > PROMPT_BYTES_MAX or not bytes(raw).startswith(b"["):
             self._obstacle = "no_ids"
             return
         self._prompt = bytes(raw)
         self.prompt_tokens = 0 if self._prompt[1:-1].strip() == b"" else self._prompt.count(b",") + 1
-        self._fields = self.plan.engine == "vllm"
+        self.has_null_ids = self.plan.engine == "vllm"
 
     def _note(self, choice: _Choice) -> None:
         """Record the output of a choice."""
@@ -200,8 +200,8 @@ class StreamRecorder:
         return max(0, self.said_chars - self.plan.open_chars)
 
     def _strip_ids(self, event: bytes) -> bytes:
-        event = _cut_out(event, _PROMPT_IDS, null=self._fields)
-        return _cut_out(event, _IDS, null=self._fields)
+        event = _cut_out(event, _PROMPT_IDS, null=self.has_null_ids)
+        return _cut_out(event, _IDS, null=self.has_null_ids)
 
     # -- in between ----------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class StreamRecorder:
     @property
     def _refusal(self) -> str:
         """Reason for which another replica cannot continue, "" if it can."""
-        if not self._names:
+        if not self.names:
             return "answer"
         if self._obstacle:
             return self._obstacle
@@ -249,19 +249,9 @@ class StreamRecorder:
         return self._points[0][0]
 
     @property
-    def verify_replayed(self) -> str:
+    def replayed_text(self) -> str:
         """Text that was sent after the point from which the stream is continued, so that it is generated again."""
         return self._behind
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """Fields by which the client identifies the answer: `id`, `object`, `created`, `model`."""
-        return self._names
-
-    @property
-    def has_fields(self) -> bool:
-        """True if the engine sends the field `token_ids`, as null, in choices of streams without ids."""
-        return self._fields
 
     def _end(self) -> bytes:
         """Return the missing events of an answer that was sent up to its finish reason."""
@@ -276,7 +266,7 @@ class StreamRecorder:
             "total_tokens": self.prompt_tokens + said,
             "completion_tokens": said,
         }
-        return data_event(self._names | {"choices": [], "usage": usage}) + end
+        return data_event(self.names | {"choices": [], "usage": usage}) + end
 
 
 def data_event(chunk: dict[str, Any]) -> bytes:

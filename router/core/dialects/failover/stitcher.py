@@ -33,7 +33,7 @@ class StreamStitcher:
         """`recorder` has made the request that the replica got."""
         self._recorder = recorder
         self._names = recorder.names
-        self._expected = recorder.verify_replayed
+        self._expected = recorder.replayed_text
         self._begun = False
         self._tokens = recorder.said_tokens
         self.broken = False  # the engine reported a failure, or an end of the stream before its finish reason
@@ -105,10 +105,10 @@ class StreamStitcher:
             made = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
             if finish and "stop_reason" in choice:
                 made["stop_reason"] = choice["stop_reason"]
-            return made | ({"token_ids": None} if recorder.has_fields else {})
+            return made | ({"token_ids": None} if recorder.has_null_ids else {})
         made = {"index": 0, "text": text, "logprobs": None} | choice
         made |= {"index": 0, "text": text}
-        return made | ({"prompt_token_ids": None, "token_ids": None} if recorder.has_fields else {})
+        return made | ({"prompt_token_ids": None, "token_ids": None} if recorder.has_null_ids else {})
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         prompt = self._recorder.prompt_tokens

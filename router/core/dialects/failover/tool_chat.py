@@ -98,4 +98,4 @@ class ToolChatStitcher(StreamStitcher):
         if not (text or called or finish):
             return None
         self._chat.finished = self._chat.finished or bool(finish)
-        return choice | {"delta": delta} | ({"token_ids": None} if self._chat.has_fields else {})
+        return choice | {"delta": delta} | ({"token_ids": None} if self._chat.has_null_ids else {})
