@@ -100,7 +100,13 @@ SETTINGS: dict[str, str] = {
 """Former dotted key -> key."""
 
 _SEVERAL = "start several routers with listen.reuse_port and peering.redis_url"
-REMOVED: dict[str, str] = {"listen.workers": _SEVERAL, "listen.hub_timeout_s": _SEVERAL}
+_SCRAPE = "let the OpenTelemetry Collector scrape /metrics with its prometheus receiver"
+REMOVED: dict[str, str] = {
+    "listen.workers": _SEVERAL,
+    "listen.hub_timeout_s": _SEVERAL,
+    "metrics.otlp_endpoint": _SCRAPE,
+    "metrics.otlp_interval_s": _SCRAPE,
+}
 """Dotted key of a removed setting -> its replacement, as the end of an error message."""
 
 REMOVED_VALUES: dict[str, dict[str, str]] = {

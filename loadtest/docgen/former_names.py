@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadtest.docgen.markdown import table
-from router.former_names import HEADERS, KEY_FIELDS, LABEL_VALUES, LOG_EVENTS, METRICS, SETTING_VALUES, SETTINGS
+from router.former_names import (
+    HEADERS,
+    KEY_FIELDS,
+    LABEL_VALUES,
+    LOG_EVENTS,
+    METRICS,
+    REMOVED,
+    SETTING_VALUES,
+    SETTINGS,
+)
 
 _PLACES = {
     "fate": "`fate` of `warmroute_token_fate_total`; `places` in the log, `/admin/decisions` and `/admin/series`",
@@ -26,6 +35,7 @@ def former_names_tables() -> str:
         "Headers": (head, [*_names(HEADERS)]),
         "Log events": (head, [*_names(LOG_EVENTS)]),
         "Label values": (("former value", "value", "place"), [*_values()]),
+        "Removed settings": (("setting", "replacement"), [(f"`{key}`", text) for key, text in sorted(REMOVED.items())]),
     }
     return "\n\n".join(f"## {title}\n\n{table(head, rows)}" for title, (head, rows) in sections.items() if rows)
 

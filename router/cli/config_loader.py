@@ -45,7 +45,6 @@ from router.engines.discovery import POOLS_MAX, SOURCES
 from router.former_names import SETTING_VALUES, SETTINGS
 from router.peering.validation import shared_problems
 from router.prewarm.prefixes import file_problems
-from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
 PROBLEMS_MAX = 200  # problems that are listed one by one
@@ -166,7 +165,6 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
     problems += continue_problems(upstream.stream_failover_models)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
-    problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     if settings.limits.total_body_bytes_max < settings.limits.body_bytes_max:
         problems.append("'limits.total_body_bytes_max': must be at least 'limits.body_bytes_max'")

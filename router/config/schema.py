@@ -88,7 +88,7 @@ class DiscoverySettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Content of the metrics page, and receivers of pushed metrics."""
+    """Content of the metrics page."""
 
     otel_names: bool = False
     """If true, OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_*`) are on the page in
@@ -101,12 +101,6 @@ class MetricsSettings:
     former_names: bool = True
     """If true, renamed metrics are also on the page under their former names, until version 0.3. On by default, so that
     dashboards and alerts continue to work after an upgrade."""
-    otlp_endpoint: str = ""
-    """Address to which all metrics are also sent, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless
-    it names a path. Empty: metrics are not sent. Needs the extra `tracing`; the service has the name
-    `tracing.service_name`."""
-    otlp_interval_s: Annotated[float, Meta(ge=1)] = 60.0
-    """Seconds between two pushes of metrics. As OpenTelemetry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +114,7 @@ class TracingSettings:
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
     """Part of the requests without their own `traceparent` that are traced; with one, the client decides."""
     service_name: str = "warmroute"
-    """Name of this service in traces, and in metrics that are pushed."""
+    """Name of this service in traces."""
     queue_spans_max: Positive = 8_192
     """Maximum of spans that wait to be sent; beyond it the newest are dropped, and counted."""
 

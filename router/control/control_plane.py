@@ -31,7 +31,6 @@ from router.engines.replay_trigger import EventReplayTrigger
 from router.eventloop import close_on_error, start_task
 from router.peering.validation import is_shared
 from router.placement_api import Frontends, NullFrontends
-from router.telemetry.otlp_metrics import MetricsPush
 from router.telemetry.process_totals import ProcessTotals
 from router.telemetry.request_record import RequestRecord
 from router.tokenization.encoder import PromptEncoder, make_prompts
@@ -131,10 +130,6 @@ class ControlPlane:
             self._task(self.observatory.watch(lambda: self.frontends.templates()))
         self._task(self.totals.stalls.watch())
         self._task(self.history.watch())
-        if s.metrics.otlp_endpoint:
-            push = MetricsPush(self.metrics.families, s.metrics, service_name=s.tracing.service_name)
-            self._stack.push_async_callback(push.close)
-            self._task(push.watch())
         self._task(self._check())
         self._task(self._admit())
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces. With otlp_metrics.py the only importer of opentelemetry, and only if `tracing.endpoint` is set.
+"""OpenTelemetry traces; the only importer of opentelemetry, and only if `tracing.endpoint` is set.
 
 While a request is served, its trace costs only the recording of moments (spans.py). Spans are made of them once the
 answer is written, for sampled requests only. They wait in a bounded queue for OpenTelemetry's own thread, which sends
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"  # OTLP's default, if the endpoint has no path
-METRICS_PATH = "/v1/metrics"  # the same for metrics (otlp_metrics.py)
 FLUSH_S = 2.0  # longest wait for spans to be sent when the router ends
 # Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, during which the event loop may wait.
 BATCH_SPANS_MAX = 128
@@ -60,8 +59,8 @@ EXPORTS = ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3")
 _PHRASES = frozenset(status.phrase for status in HTTPStatus)
 
 
-def problems(endpoint: str, setting: str = "tracing.endpoint", path: str = PATH) -> list[str]:
-    """Return the problems of the endpoint in this setting, without quoting the URL, which may contain a password."""
+def problems(endpoint: str) -> list[str]:
+    """Return the problems of `tracing.endpoint`, without quoting the URL, which may contain a password."""
     if not endpoint:
         return []
     try:
@@ -71,15 +70,15 @@ def problems(endpoint: str, setting: str = "tracing.endpoint", path: str = PATH)
     except ValueError:
         fine, parts = False, urlsplit("")
     if not fine:
-        return [f"'{setting}': is not a URL such as http://collector:4318{path}"]
+        return [f"'tracing.endpoint': is not a URL such as http://collector:4318{PATH}"]
     if "@" in parts.netloc or "?" in endpoint or "#" in endpoint:
         what = "use OTEL_EXPORTER_OTLP_HEADERS for credentials"
-        return [f"'{setting}': must have only host, port and path; {what}"]
+        return [f"'tracing.endpoint': must have only host, port and path; {what}"]
     try:
         missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
     except ModuleNotFoundError:
         missing = True
-    return [f"'{setting}': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
+    return ["'tracing.endpoint': needs OpenTelemetry: pip install '.[tracing]'"] if missing else []
 
 
 class Tracer:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from router.telemetry import logs, otlp_metrics, tracing
+from router.telemetry import logs, tracing
 from tests.telemetry.collector import Collector
 from tests.telemetry.log_lines import Pipe
 
@@ -21,8 +21,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ends sends what is left, however long the machine takes for it."""
-    for module in (tracing, otlp_metrics):
-        monkeypatch.setattr(module, "FLUSH_S", 60.0)
+    monkeypatch.setattr(tracing, "FLUSH_S", 60.0)
 
 
 @pytest.fixture

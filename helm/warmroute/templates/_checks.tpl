@@ -84,11 +84,9 @@
 {{- define "warmroute.checkTracing" -}}
 {{- $p := list -}}
 {{- $config := include "warmroute.config" . | fromJson -}}
-{{- range $where := list (list "tracing" "endpoint") (list "metrics" "otlp_endpoint") -}}
-  {{- with dig (first $where) (last $where) "" $config -}}
-    {{- if not (regexMatch "^https?://[^/]" .) -}}
-      {{- $p = append $p (printf "config.%s must be a URL of OTLP over HTTP, such as http://collector.monitoring:4318" (join "." $where)) -}}
-    {{- end -}}
+{{- with dig "tracing" "endpoint" "" $config -}}
+  {{- if not (regexMatch "^https?://[^/]" .) -}}
+    {{- $p = append $p "config.tracing.endpoint must be a URL of OTLP over HTTP, such as http://collector.monitoring:4318" -}}
   {{- end -}}
 {{- end -}}
 {{- $p | toJson -}}

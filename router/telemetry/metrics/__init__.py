@@ -136,28 +136,6 @@ class Metrics:
             return CONTENT_TYPE, await self._join_slices(self._slices())
         return content_type, await self._join_slices(self._slices(_strip_eof(encode))) + EOF
 
-    async def families(self) -> list[Metric]:
-        """Return all families of the page, a large one in several parts. They are read in slices, between which the
-        event loop continues."""
-        found, samples = list[Metric](), 0
-        for part in self._parts():
-            if samples + len(part.samples) > SLICE_SAMPLES:
-                await asyncio.sleep(0)
-                samples = 0
-            found.append(part)
-            samples += len(part.samples)
-        return found
-
-    def _parts(self) -> Iterator[Metric]:
-        for tally in self._collect_tallies():
-            yield from families(tally, SLICE_SAMPLES)
-        for collector in self._read:
-            yield from collector.collect()
-        for tally in self._collect_groups():
-            yield from families(tally, SLICE_SAMPLES)
-        if self._process is not None:
-            yield from self._process.collect()
-
     async def _join_slices(self, texts: Iterator[bytes]) -> bytes:
         slices, lines = [], 0
         for text in texts:
