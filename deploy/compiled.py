@@ -80,7 +80,7 @@ PACKAGES = {
         " proxied_request rate_reservation session_identity token_estimate ttft_deadline upstream_headers usage"
     ),
     "control": "admission_controller local_placement response_owners",
-    "telemetry": "counters epp gen_ai logs request_record series",
+    "telemetry": "counters logs request_record series",
 }
 """Modules that are compiled, a line per package."""
 MODULES = (

@@ -104,6 +104,8 @@ _SCRAPE = "let the OpenTelemetry Collector scrape /metrics with its prometheus r
 REMOVED: dict[str, str] = {
     "listen.workers": _SEVERAL,
     "listen.hub_timeout_s": _SEVERAL,
+    "metrics.aliases": "recording rules make these names from warmroute_* (docs/reference/names.md)",
+    "metrics.otel_names": "the OpenTelemetry Collector makes these names from warmroute_* (docs/reference/names.md)",
     "metrics.otlp_endpoint": _SCRAPE,
     "metrics.otlp_interval_s": _SCRAPE,
 }

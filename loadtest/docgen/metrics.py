@@ -58,7 +58,7 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
         sharing=lambda: PeeringMetrics(True, 2, 0, True, 0.001, {}, {}),
         state=lambda: SnapshotMetrics({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
-    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True, splits=True, former_names=former_names)
+    metrics = Metrics(router, lambda: 0.0, figures, splits=True, former_names=former_names)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)

@@ -99,7 +99,7 @@ RESTART_REQUIRED = frozenset(
         "peering.replicas_in_common",
         "snapshot.path", "snapshot.interval_s", "snapshot.bytes_max", "snapshot.age_max_s",
         "snapshot.readiness_wait_s", "snapshot.from_peers",
-        "metrics.aliases", "metrics.former_names", "metrics.otel_names",
+        "metrics.former_names",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "insights.enabled", "insights.excerpts", "insights.memory_bytes_max", "insights.prompt_bytes_max",
         "insights.blocks_max", "insights.diff_budget_ms_per_s", "insights.inspections_per_s_max",

@@ -90,14 +90,6 @@ class DiscoverySettings:
 class MetricsSettings:
     """Content of the metrics page."""
 
-    otel_names: bool = False
-    """If true, OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_*`) are on the page in
-    addition to the router's own. Off by default: the router's own metrics already contain the same values, and these
-    are about 200 series a model."""
-    aliases: tuple[Literal["llm_d_epp", "inference"], ...] = ()
-    """Names of endpoint pickers under which metrics are also on the page, for dashboards made for a picker: `llm_d_epp`
-    (`llm_d_epp_*`), `inference` (`inference_objective_*`, `inference_pool_*`, `inference_extension_*`, its earlier
-    names). Off by default: each is about 170 series a model."""
     former_names: bool = True
     """If true, renamed metrics are also on the page under their former names, until version 0.3. On by default, so that
     dashboards and alerts continue to work after an upgrade."""

@@ -124,16 +124,13 @@ def metrics_of(context: ControlPlaneContext) -> Metrics:
         admin=lambda: (context.admin.server.connections, context.admin.server.closed),
         totals=context.totals,
     )
-    names = context.settings.metrics
     return Metrics(
         context.router,
         time.monotonic,
         figures,
         process=True,
-        otel_names=names.otel_names,
-        aliases=names.aliases,
         splits=bool(context.settings.disagg.kv_connector),
-        former_names=names.former_names,
+        former_names=context.settings.metrics.former_names,
     )
 
 

@@ -4,7 +4,6 @@ an answer or of a key.
     request_record   facts of one request; metrics, logs and traces are made from it when the request ends
     catalogue        names of all counters and histograms
     counters         counters and histograms, made of series; metrics/ renders them for Prometheus
-    gen_ai, epp      the same counts under OpenTelemetry's names and those of endpoint pickers
     engine_hit_rate  engines' own cache counters, applied to answers without a count of cached tokens
     process_totals   totals of the data planes; loop_lag measures the delays of the event loop
     logs             log lines; log_output takes them from the logging module, log_writer writes them in a thread

@@ -23,12 +23,20 @@ from urllib.parse import urlsplit
 from router.core.dialects.response_metadata import ResponseMetadata, metadata_of, metadata_of_stream
 from router.core.types.placements import EndReason, Receipt
 from router.core.types.replicas import Replica
-from router.telemetry.gen_ai import OPERATIONS, error_type
 from router.telemetry.request_record import RequestRecord
 from router.telemetry.trace_context import Parent, traceparent
 
 Attributes: TypeAlias = dict[str, str | int | float | bool | tuple[str, ...]]
 
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""Routes -> names of operations in OpenTelemetry's conventions; other routes have no operation."""
 ID_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages"))  # engines keep no answer of these
 
 _BROKE_OFF = (EndReason.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
@@ -171,7 +179,7 @@ def _server(moments: RequestTrace, record: RequestRecord, scheme: str) -> Span:
         _tell_answer(about, told, with_id=record.route in ID_ROUTES and not moments.stored)
     if record.receipt is not None:
         about |= _make_placement_attributes(record.receipt)
-    error = error_type(record)
+    error = _error_type(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]
     parent_id = moments.parent.span_id if moments.parent is not None else None
@@ -289,6 +297,11 @@ def _stream(record: RequestRecord, span_id: int, attempt: Attempt, start_s: floa
         about["warmroute.inter_token_seconds"] = record.inter_token_s
     error = _error(record) if record.ending in _BROKE_OFF else None
     return Span("stream", span_id, attempt.span_id, start_s, end_s, attributes=about, error=error)
+
+
+def _error_type(record: RequestRecord) -> str | None:
+    """Return the kind of error of a request that failed by the server's fault; None for any other."""
+    return _error(record) if record.status >= 500 or record.ending in _BROKE_OFF else None
 
 
 def _error(record: RequestRecord) -> str:

@@ -16,7 +16,7 @@ from router import former_names
 from router.admin.pages import Pages
 from router.cli.config_loader import load
 from router.config.api_keys import Keys
-from router.config.schema import MetricsSettings, Settings, field_keys
+from router.config.schema import Settings, field_keys
 from router.core.dialects import PATHS
 from router.core.placement.policies import POLICIES
 from router.core.types.placements import Confidence, PlacementReason
@@ -72,9 +72,7 @@ async def test_every_metric_is_in_the_table() -> None:
     """A router's own page has exactly the metrics of the table, with their types and no other labels, and the former
     names of renamed metrics."""
     documented = {row[0].strip("`"): row for row in table(METRICS)}
-    settings = Settings(
-        replicas=("http://127.0.0.1:1",), listen=on_free_ports(), metrics=MetricsSettings(otel_names=True)
-    )
+    settings = Settings(replicas=("http://127.0.0.1:1",), listen=on_free_ports())
     async with RouterServer(settings) as app:
         app.control.metrics.failed("http://127.0.0.1:1", "connect")
         families = list(app.control.metrics.registry.collect())

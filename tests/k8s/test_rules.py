@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from deploy.observability.rules import ALERTS, recorded
+from tests.house.documents import code_blocks, page
 from tests.k8s.tools import REPO, run
 
 RULES = REPO / "deploy" / "prometheus" / "rules.yaml"
@@ -18,6 +19,15 @@ def test_rules_are_clean() -> None:
     done = run(["promtool", "check", "rules", "--lint-fatal", RULES])
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(ALERTS) + len(recorded())} rules found" in done.stdout
+
+
+def test_rules_for_names_of_other_systems_are_clean(tmp_path: Path) -> None:
+    """So are the recording rules that the documents show for endpoint pickers' names."""
+    (text,) = [each for each in code_blocks(page("docs/reference/names.md"), "yml") if each.startswith("groups:")]
+    file = tmp_path / "names.yaml"
+    file.write_text(text, encoding="utf-8")
+    done = run(["promtool", "check", "rules", "--lint-fatal", file])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_fires_when_it_should_and_only_then() -> None:

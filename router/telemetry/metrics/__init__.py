@@ -8,7 +8,7 @@ OpenMetrics receives it, with exemplars: trace ids next to the times that were c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -19,16 +19,12 @@ from prometheus_client.registry import Collector
 from router.core.placement.router import Router
 from router.telemetry.counters import RequestMetrics
 from router.telemetry.engine_hit_rate import EngineHitRate
-from router.telemetry.epp import EppTallies
-from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import per_model
-from router.telemetry.metrics.epp_pool import EppPool
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.former import WithFormerNames, with_former_names
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.request_groups import make_group_families
 from router.telemetry.metrics.samples import MetricSources
-from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
 __all__ = ["CONTENT_TYPE", "MetricSources", "Metrics"]
@@ -51,27 +47,17 @@ class Metrics:
         figures: MetricSources | None = None,
         *,
         process: bool = False,
-        otel_names: bool = False,
-        aliases: Sequence[str] = (),
         splits: bool = False,
         former_names: bool = False,
     ) -> None:
-        """`process`: the page ends with the kernel's figures of this process, which are in no registry. `otel_names`:
-        the page also has OpenTelemetry's metrics of generative AI. `aliases`: the page also has the metrics of these
-        endpoint pickers (telemetry/epp.py). `splits`: some requests may use disaggregated prefill. `former_names`: the
-        page also has renamed metrics under their former names (metrics/former.py)."""
+        """`process`: the page ends with the kernel's figures of this process, which are in no registry. `splits`: some
+        requests may use disaggregated prefill. `former_names`: the page also has renamed metrics under their former
+        names (metrics/former.py)."""
         figures = figures or MetricSources()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineHitRate()
         self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
         self._tallies.splits = splits
-        # the same counts under OpenTelemetry's and endpoint pickers' names
-        self._others: list[GenAiTallies | EppTallies] = []
-        if otel_names:
-            self._others.append(GenAiTallies(router.models.engines, self._tallies.label))
-        if aliases:
-            self._others.append(EppTallies(aliases, self._tallies.label))
-        # Without these other names the count is bound directly: one call less per request.
-        self.observe = self._observe_all if self._others else self._tallies.observe
+        self.observe = self._tallies.observe
         self.failed = self._tallies.count_attempt_failure
         self.joined = self._tallies.add_replica
         self.left = self._tallies.remove_replica
@@ -89,18 +75,12 @@ class Metrics:
             Links(figures),
             States(figures),
             Events(router, figures),
-            *([EppPool(aliases, router, self._tallies, figures)] if aliases else ()),
         )
         self._read = tuple(WithFormerNames(each) for each in read) if former_names else read
         self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._collect_tallies), *self._read, _Counted(self._collect_groups)):
             self.registry.register(collector)
-
-    def _observe_all(self, record: RequestRecord) -> None:
-        self._tallies.observe(record)
-        for tallies in self._others:
-            tallies.observe(record)
 
     def check(self) -> None:
         """Read the engines' own cache counters; call it about every second."""
@@ -155,9 +135,7 @@ class Metrics:
         if ledger is not None:
             self._tallies.import_ledger(ledger)
         own = self._tallies.list_families()
-        if self._former_names:
-            own = list(with_former_names(own))
-        return [*own, *[each for tallies in self._others for each in tallies.list_families()]]
+        return list(with_former_names(own)) if self._former_names else own
 
     def _collect_groups(self) -> list[Counter | Histogram]:
         ledger = self._ledger()
