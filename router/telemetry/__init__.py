@@ -6,7 +6,7 @@ an answer or of a key.
     counters         counters and histograms, made of series; metrics/ renders them for Prometheus
     engine_hit_rate  engines' own cache counters, applied to answers without a count of cached tokens
     process_totals   totals of the data planes; loop_lag measures the delays of the event loop
-    logs             log lines; log_output takes them from the logging module, log_writer writes them in a thread
+    logs             log lines; log_queue writes them in a thread
     spans            spans of a trace; tracing exports them, trace_context reads and writes W3C headers
     build            the running build: version, native code or not, commit
     report_header    origin of a document of measurements

@@ -1,8 +1,8 @@
 """Log lines to standard error: one JSON object a line, or text for people. They never contain a prompt, an answer or a
 key.
 
-Lines are collected, and a thread writes them (log_writer.py). The line of a request is on the path of every request. It
-bypasses the logging module and goes to the same writer, so that lines keep their order.
+A thread writes the lines (log_queue.py). The line of a request is on the path of every request. It bypasses the logging
+module and enters the same queue, so that lines keep their order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from msgspec import UNSET, UnsetType
 from router.core.types.cache_misses import MissReason, TokenFate
 from router.core.types.placements import EndReason
 from router.former_names import former_event
-from router.telemetry.log_output import LogOutput, LogStyle
-from router.telemetry.log_writer import AsyncLogWriter, sink
+from router.telemetry.log_queue import LogQueue, LogStyle, sink
 from router.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("router.requests")
-_out: LogOutput | None = None
-DROPPED = "log_lines_dropped"
+_out: LogQueue | None = None
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
 _CACHED_ELSEWHERE = TokenFate.CACHED_ON_OTHER_REPLICA
 REQUEST = "request"  # sentence and event of a request's line
@@ -38,8 +36,7 @@ def setup(level: str, format_: str, *, requests: bool) -> None:
     """Configure the logging of this process. It starts a thread, so call it after a fork and not before."""
     global _out
     style: LogStyle = _Json() if format_ == "json" else _Text()
-    writer = AsyncLogWriter(sink(sys.stderr), lambda lines: style.render_dropped(time.time(), lines))
-    _out = LogOutput(writer, style, requests=requests)
+    _out = LogQueue(sink(sys.stderr), style, requests=requests)
     logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)
 
@@ -62,7 +59,7 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
                     lines.append(line(now_s, record))
                 except Exception:  # a bug, which must not break the request
                     log.exception("bug: the log line of a request cannot be written", extra={"event": "bug"})
-            _out.writer.write(*lines)
+            _out.write(*lines)
     elif requests_log.isEnabledFor(logging.INFO):  # the router is embedded in another program, which has set up logging
         for record in records:
             made = _request("", record)
@@ -72,7 +69,7 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
 
 def count_dropped() -> int:
     """Return the number of lines since `setup` that were dropped because standard error did not take them in time."""
-    return _out.writer.dropped if _out is not None else 0
+    return _out.dropped if _out is not None else 0
 
 
 class _RequestLine(msgspec.Struct):
@@ -206,9 +203,6 @@ class _Json:
             fields = {"event": event, "former_event": former, **fields} if former else {"event": event, **fields}
         return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
-    def render_dropped(self, at_s: float, lines: int) -> bytes:
-        return self._line(at_s, "warning", __name__, "log lines dropped", {"event": DROPPED, "lines": lines})
-
     def _line(self, at_s: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
         at = self._stamps(at_s) + "+00:00"
         return self._encode({"time": at, "level": level, "logger": logger, "message": message, **fields})
@@ -228,9 +222,6 @@ class _Text:
         if record.exc_info:
             line += b"\n" + logging.Formatter().formatException(record.exc_info).encode(errors="replace")
         return line
-
-    def render_dropped(self, at_s: float, lines: int) -> bytes:
-        return self._line(at_s, "warning", "log lines dropped", {"lines": lines})
 
     def _line(self, at_s: float, level: str, message: str, fields: Mapping[str, object]) -> bytes:
         shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items() if v not in ("", None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 import router
 from router.telemetry import logs
-from router.telemetry.log_writer import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, AsyncLogWriter, sink
+from router.telemetry.log_queue import BUFFER_BYTES_MAX, PIECE_BYTES_MAX, LogQueue, sink
+from router.telemetry.request_record import RequestRecord
 from tests.support.fakes import running
 from tests.telemetry.log_lines import PIPE_BYTES, Pipe, close_logging, record
 
@@ -35,9 +37,17 @@ class Gate:
         self.pieces.append(data)
 
 
-def notice(lines: int) -> bytes:
-    """What a writer says of dropped lines."""
-    return b"dropped %d" % lines
+class Plain:
+    """Records of the logging module as their messages, and what a writer says of dropped lines."""
+
+    def request(self, at_s: float, record: RequestRecord) -> bytes:
+        """Of no interest here."""
+        raise NotImplementedError
+
+    def ordinary(self, record: logging.LogRecord) -> bytes:
+        """The number of lines where the record has one."""
+        dropped: int = getattr(record, "fields", {}).get("lines", 0)
+        return b"dropped %d" % dropped if dropped else record.getMessage().encode()
 
 
 def test_a_line_that_cannot_be_written_harms_no_request(pipe: Pipe) -> None:
@@ -63,7 +73,7 @@ async def test_nobody_reads_and_requests_are_answered(pipe: Pipe) -> None:
 def test_what_exceeds_the_buffer_is_dropped_and_said_once() -> None:
     """A full buffer drops lines instead of waiting, and says how many, in their place, when it can write again."""
     gate = Gate()
-    writer = AsyncLogWriter(gate, notice, bytes_max=100)
+    writer = LogQueue(gate, Plain(), bytes_max=100)
     writer.write(b"taken", urgent=True)
     gate.reached.wait()  # the thread waits for its reader
     for n in range(30):
@@ -80,11 +90,12 @@ def test_writing_goes_on_after_lines_were_dropped() -> None:
     """Room comes back when the reader does; drops are said even if nothing is logged after them."""
     gate, said = Gate(), threading.Event()
 
-    def saying(lines: int) -> bytes:
-        said.set()
-        return notice(lines)
+    def taking(data: bytes) -> None:
+        gate(data)
+        if data.startswith(b"dropped"):
+            said.set()
 
-    writer = AsyncLogWriter(gate, saying, bytes_max=20)
+    writer = LogQueue(taking, Plain(), bytes_max=20)
     writer.write(b"x" * 19, urgent=True)
     gate.reached.wait()
     writer.write(b"no room")
@@ -108,7 +119,7 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
             raise failures.pop(0)
         gate(data)
 
-    writer = AsyncLogWriter(failing, notice)
+    writer = LogQueue(failing, Plain())
     for line in (b"one", b"two", b"three"):
         tried.clear()
         writer.write(line, urgent=True)
@@ -123,7 +134,7 @@ def test_pieces_are_whole_lines() -> None:
     lines = [b"x" * (n % 300) for n in range(2_000)]
     gate = Gate()
     gate.open.set()
-    writer = AsyncLogWriter(gate, notice)
+    writer = LogQueue(gate, Plain())
     for line in lines:
         writer.write(line)
     writer.close()
@@ -136,7 +147,7 @@ def test_lines_of_all_threads_arrive() -> None:
     """Several threads may log at once: no line is lost, and each thread's lines keep their order."""
     gate = Gate()
     gate.open.set()
-    writer = AsyncLogWriter(gate, notice)
+    writer = LogQueue(gate, Plain())
 
     def log(name: int) -> None:
         for n in range(1_000):
@@ -218,7 +229,7 @@ def test_the_buffer_is_bounded() -> None:
     """A buffer holds at most BUFFER_BYTES_MAX, and no line that alone exceeds it."""
     gate = Gate()
     gate.open.set()
-    writer = AsyncLogWriter(gate, notice)
+    writer = LogQueue(gate, Plain())
     writer.write(b"x" * BUFFER_BYTES_MAX)
     writer.close()
     assert gate.pieces == [b"dropped 1\n"]
