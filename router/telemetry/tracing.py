@@ -92,12 +92,12 @@ class Tracer:
         ids = random.Random(secrets.randbits(256))  # noqa: S311 - ids that must differ and may be guessed
         self._trace_id = partial(ids.getrandbits, TRACE_ID_BITS)
         self._bits = partial(ids.getrandbits, SPAN_ID_BITS)
-        self._outgoing = _Outgoing(settings)
+        self._queue = _SpanQueue(settings)
 
     @property
     def dropped(self) -> int:
         """Spans that did not reach the collector."""
-        return self._outgoing.dropped
+        return self._queue.dropped
 
     def _span_id(self) -> int:
         return self._bits() or 1  # 0 is an invalid id
@@ -142,11 +142,11 @@ class Tracer:
     def schedule_export(self, moments: RequestTrace, record: RequestRecord) -> None:
         """Schedule the export of an ended request. Its spans are made in the event loop's next turn, after writes to
         clients."""
-        asyncio.get_running_loop().call_soon(self._queue, moments, record)
+        asyncio.get_running_loop().call_soon(self._export, moments, record)
 
-    def _queue(self, moments: RequestTrace, record: RequestRecord) -> None:
+    def _export(self, moments: RequestTrace, record: RequestRecord) -> None:
         try:
-            self._outgoing.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
+            self._queue.put(moments, spans_of(moments, record, self._scheme, self._span_id), record.at_s)
         except Exception:  # a bug, which must not stop the router
             log.exception(
                 "bug: spans of a request cannot be created", extra={"event": "bug", "fields": {"request_id": record.id}}
@@ -155,7 +155,7 @@ class Tracer:
     async def close(self) -> None:
         """Send the spans that wait; after FLUSH_S the rest is dropped."""
         await asyncio.sleep(0)  # spans of requests that ended in this turn are made first
-        await self._outgoing.close()
+        await self._queue.close()
 
 
 def _state(request: Request) -> str:
@@ -171,8 +171,8 @@ def _leave_out(request: Request, *names: bytes) -> None:
     request.lines = [line for line in request.lines if line[0] not in names]
 
 
-class _Outgoing:
-    """Spans on their way to the collector, in OpenTelemetry's types."""
+class _SpanQueue:
+    """OpenTelemetry's BatchSpanProcessor, with a count of spans that are dropped."""
 
     def __init__(self, settings: TracingSettings) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -189,9 +189,9 @@ class _Outgoing:
         self._scope = InstrumentationScope("warmroute", __version__)
         self._spans_max = settings.queue_spans_max
         self._put = self._full = 0
-        self._sending = _Sending(settings.endpoint)
+        self._exporter = _Exporter(settings.endpoint)
         self._processor = BatchSpanProcessor(
-            cast("SpanExporter", self._sending),
+            cast("SpanExporter", self._exporter),
             max_queue_size=settings.queue_spans_max,
             schedule_delay_millis=None if os.environ.get(DELAY_NAME) else DELAY_MS,  # None: the variable's value
             max_export_batch_size=min(BATCH_SPANS_MAX, settings.queue_spans_max),
@@ -200,13 +200,13 @@ class _Outgoing:
     @property
     def dropped(self) -> int:
         """Spans that did not fit into the queue or that the collector did not take."""
-        return self._full + self._sending.lost
+        return self._full + self._exporter.lost
 
     def put(self, moments: RequestTrace, spans: Sequence[Span], at_s: float) -> None:
         """Queue all spans of a request, or none of them. `at_s` is the Unix time at which the request began."""
         # The processor's own queue drops the oldest spans silently. It is never longer than this class's count: a batch
-        # is taken from it before the thread passes it to `_Sending`.
-        if self._put - self._sending.taken + len(spans) > self._spans_max:
+        # is taken from it before the thread passes it to the exporter.
+        if self._put - self._exporter.taken + len(spans) > self._spans_max:
             self._full += len(spans)
             return
         self._put += len(spans)
@@ -247,7 +247,7 @@ class _Outgoing:
 
         def flush() -> None:
             self._processor.shutdown()  # type: ignore[no-untyped-call]
-            self._sending.let_go()
+            self._exporter.library_log.restore()
             with suppress(RuntimeError):  # the event loop no longer waits
                 loop.call_soon_threadsafe(sent.set)
 
@@ -257,14 +257,13 @@ class _Outgoing:
                 async with asyncio.timeout(FLUSH_S):
                     await sent.wait()
         finally:
-            self._sending.shutdown()
-            if left := self._put - self._sending.sent - self._sending.lost:
+            self._exporter.shutdown()
+            if left := self._put - self._exporter.sent - self._exporter.lost:
                 log.warning("unsent spans at shutdown", extra={"event": "spans_lost", "fields": {"spans": left}})
 
 
-class OtelLogBridge(logging.Handler):
-    """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch. The
-    exporter logs a failure once when it begins, and once when it is over."""
+class _LibraryLog(logging.Handler):
+    """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,37 +280,31 @@ class OtelLogBridge(logging.Handler):
         values = record.args if isinstance(record.args, tuple) else ()
         if record.name.startswith(EXPORTS):
             self.why = next(filter(None, map(redact, values)), self.why)
-        # only one of two handlers logs it
-        elif self is next(filter(_takes_over, logging.getLogger(NOISY[0]).handlers), None):
+        else:
             fields = {"what": record.msg if values else record.name}
             log.warning("OpenTelemetry warns", extra={"event": "tracing_warning", "fields": fields})
 
-    def let_go(self) -> None:
-        """Restore the libraries' loggers once sending has stopped."""
+    def restore(self) -> None:
+        """Give the libraries' loggers back once sending has stopped."""
         for name in NOISY:
-            logger = logging.getLogger(name)
-            logger.removeHandler(self)
-            logger.propagate = not any(map(_takes_over, logger.handlers))
+            logging.getLogger(name).removeHandler(self)
+            logging.getLogger(name).propagate = True
 
 
-def _takes_over(handler: logging.Handler) -> bool:
-    return isinstance(handler, OtelLogBridge)
-
-
-class _Sending(OtelLogBridge):
-    """OpenTelemetry's exporter with a count, in its thread."""
+class _Exporter:
+    """OpenTelemetry's exporter with a count of spans. It logs a failure once when it begins, and once when it ends."""
 
     def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        super().__init__()
         parts = urlsplit(endpoint)
         path = parts.path if parts.path.strip("/") else PATH
         self._collector = parts.netloc
         self._results = SpanExportResult
         self.taken = self.sent = self.lost = 0  # numbers of spans
         self._failing, self._shut = False, False
+        self.library_log = _LibraryLog()  # before the exporter, which warns of its variables
         self._exporter = OTLPSpanExporter(f"{parts.scheme}://{parts.netloc}{path}")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -320,7 +313,7 @@ class _Sending(OtelLogBridge):
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
         except Exception as error:  # the exporter should never raise
-            self.why, result = redact(error), self._results.FAILURE
+            self.library_log.why, result = redact(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
             self.lost += len(spans)
@@ -329,7 +322,7 @@ class _Sending(OtelLogBridge):
         if failed is not self._failing and not self._shut:
             self._failing = failed
             if failed:
-                fields = {"collector": self._collector, "why": self.why or "unknown"}
+                fields = {"collector": self._collector, "why": self.library_log.why or "unknown"}
                 log.warning("the collector accepts no spans", extra={"event": "collector_down", "fields": fields})
             else:
                 log.info(
