@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from router.cli.audit import reader, report
+from router.cli.audit.log_formats import FORMATS
 from router.cli.audit.log_requests import LoggedRequest, NotRequest, parse_request
 from router.cli.main import main
 from router.core.dialects import PATHS
@@ -278,15 +279,18 @@ def test_other_lines_are_no_requests(line: bytes) -> None:
 
 
 def test_unread_lines_are_counted(audited: Auditing, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines that are no requests are counted, the first three named by number, and the others are used."""
-    (figures,) = audited([CHAT, b"no JSON", b"", b"{}", b"[]", b'{"model": 5, "messages": []}', CHAT])["log"]
+    """Lines that are no requests are counted by their reason, the first of each named by number, and the others are
+    used."""
+    more = [b"plain text"] * 1_000
+    (figures,) = audited([CHAT, b"no JSON", b"", b"{}", b"[]", b'{"model": 5, "messages": []}', *more, CHAT])["log"]
 
     out = capsys.readouterr().out
-    assert (figures["requests"], figures["unread_lines"]) == (2, 4)
-    assert "Skipped lines: 4" in out
-    for number in (2, 4, 5):
-        assert f"log.jsonl:{number}: " in out
-    assert "and 1 more" in out
+    assert (figures["requests"], figures["unread_lines"]) == (2, 1_004)
+    assert "Skipped lines: 1,004" in out
+    assert "log.jsonl:2: no request in any of the formats (and 1,001 more lines)" in out
+    assert "log.jsonl:4: damaged JSON\n" in out
+    assert "log.jsonl:6: invalid_model\n" in out
+    assert out.count("log.jsonl:") == 3
 
 
 def test_limits(audited: Auditing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +312,7 @@ def test_packed_files_and_standard_input(tmp_path: Path, log: Planted, monkeypat
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(halves[1]))
     pack = zstandard.ZstdCompressor().compress
     (tmp_path / "c.jsonl.zst").write_bytes(pack(halves[0] + b"\n") + pack(halves[1]))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(whole)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(whole))))
     out, figures = tmp_path / "out.json", []
     for names in (["a.jsonl", "b.jsonl.gz"], ["c.jsonl.zst"], ["-"]):
         paths = [str(tmp_path / name) if name != "-" else name for name in names]
@@ -358,11 +362,12 @@ def test_too_small_a_memory_is_said(audited: Auditing, log: Planted, capsys: pyt
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file without a request, and one that is not there, end with status 2 and say so."""
+    """A file without a request ends with status 2 and names the formats that are read. One that is not there, too."""
     (tmp_path / "none.jsonl").write_text("no JSON\n")
     assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
     assert "no requests found" in (told := capsys.readouterr().err)
-    assert "none.jsonl:1: not a JSON object" in told
+    assert "none.jsonl:1: no request in any of the formats" in told
+    assert all(each.name in told for each in FORMATS)
 
     assert main(["audit", str(tmp_path / "absent.jsonl")]) == 2
     assert "absent.jsonl: No such file" in capsys.readouterr().err

@@ -88,6 +88,9 @@ class Audit:
 
     def add(self, request: LoggedRequest) -> None:
         """Count the next request. Raises InvalidBody."""
+        if not request.body:
+            self._note(request)
+            return
         ask = PATHS[request.path].parse(request.path, request.body, keep=self._tokenizer is not None)
         self.requests += 1
         self.body_bytes += len(request.body)

@@ -14,6 +14,9 @@ from router.core.types.cache_misses import FUNNEL_STAGES, MissReason, TokenFate
 
 ADVICE_MAX, TEMPLATES_MAX, GROUPS_MAX, DIFFERENCES_MAX = 50, 50, 50, 16
 
+UNSUPPORTED_SHARE_MAX = 0.5
+EXCESS_MAX = 0.01  # of the actual hit rate over the best possible one: rounding to blocks and estimated tokens
+
 Rows = list[dict[str, Any]]
 
 
@@ -74,10 +77,29 @@ def _figures(audit: Audit, span_s: float, prefill_tokens_per_s: float) -> dict[s
         "misses": misses_of(sums),
         "prefill_tokens_per_s": prefill_tokens_per_s,
         "forgot": audit.forgot,
+        "warnings": _warnings(audit),
         "served_requests": audit.served.requests,
         "served_untold": audit.served.untold,
         "served_held": dict(audit.served.held.most_common()),
     }
+
+
+def _warnings(audit: Audit) -> list[str]:
+    """Return the reasons for which the figures may be wrong."""
+    sums, warnings = audit.ledger.totals, list[str]()
+    unsupported, best = ratio(sums[AT[MissReason.UNSUPPORTED]], sums[PROMPT]), ratio(sums[HIT], sums[PROMPT])
+    if unsupported is not None and unsupported > UNSUPPORTED_SHARE_MAX:
+        warnings.append(
+            f"{unsupported:.0%} of the prompt tokens are `unsupported`: the log has no readable prompt for them. "
+            "The hit rates are too low."
+        )
+    actual = ratio(audit.logged_hits, audit.logged_tokens)
+    if actual is not None and actual > (best or 0.0) + EXCESS_MAX:
+        warnings.append(
+            f"The actual hit rate ({actual:.1%}) exceeds the best possible hit rate ({best or 0.0:.1%}). The log "
+            "lacks a part of the prompts, such as tools or system prompts, or earlier requests. Do not rely on these figures."
+        )
+    return warnings
 
 
 def _places(audit: Audit) -> Rows:

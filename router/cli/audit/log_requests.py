@@ -1,15 +1,17 @@
-"""Makes a request of a line of a log. Logs come in many shapes, so each line is examined separately.
+"""Makes a request of a line of a log in JSON. Each line is examined separately, since shapes may differ within a log.
 
-A line is a request's body, or contains one in a field. The field is `body`, `request` (OpenAI's batches, gateways) or
-`proxy_server_request` (LiteLLM). Its value is an object or JSON text, possibly nested. Other facts about the request
-may be at any of these levels. If no path is named, the API is inferred from the body's fields.
+Readers of other formats (`log_formats`) make such lines. A line is a request's body, or contains one in a field. The
+field is `body`, `request` (OpenAI's batches, gateways) or `proxy_server_request` (LiteLLM). Its value is an object or
+JSON text, possibly nested. Other facts about the request may be at any of these levels. If no path is named, the API is
+inferred from the body's fields.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,8 +32,15 @@ class NotRequest(ValueError):
     """Raised if a line is no request, or has no prompt; the message gives the reason without quoting the line."""
 
 
+class Record(Struct):
+    """Record of a log. `fields` are those of a JSON object, none for any other text."""
+
+    text: bytes
+    fields: dict[str, Raw]
+
+
 class LoggedRequest(Struct):
-    """Logged request. `prompt_tokens` is 0 if no usage was logged."""
+    """Logged request. `prompt_tokens` is 0 if no usage was logged. Without a body there is only usage."""
 
     path: str  # one of PATHS
     body: bytes
@@ -41,6 +50,7 @@ class LoggedRequest(Struct):
     at_s: float | None  # Unix time
     prompt_tokens: int
     cached_tokens: int | None
+    rendered: bool = False  # True if an engine logged the prompt that it made of the body
 
 
 class _Details(Struct):
@@ -126,6 +136,19 @@ def parse_request(line: bytes) -> LoggedRequest:
         prompt_tokens,
         cached_tokens,
     )
+
+
+def make_request(fields: Mapping[str, Any], *, rendered: bool = False) -> LoggedRequest:
+    """Read the request of a line with these fields. Raises NotRequest, or an error in UNREADABLE."""
+    request = parse_request(msgspec.json.encode(fields))
+    request.rendered = rendered
+    return request
+
+
+def make_usage(fields: Mapping[str, Any]) -> LoggedRequest:
+    """Return the usage and the time of a line with these fields. Raises an error in UNREADABLE."""
+    levels = [_decode(msgspec.json.encode(fields))]
+    return LoggedRequest("", b"", "", "", "", _parse_time_s(levels), *_usage(levels))
 
 
 def _levels(line: bytes) -> tuple[Sequence[_FieldLevel], bytes]:

@@ -10,14 +10,16 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from router.cli.audit.counts import Audit, Tokenizer
 from router.cli.audit.findings import findings_of
-from router.cli.audit.log_requests import LoggedRequest, NotRequest, parse_request
-from router.cli.audit.reader import DAMAGED, LINE_BYTES_MAX, STDIN, LogOpenError, lines_of, open_log
+from router.cli.audit.log_formats import FORMATS, LogReader
+from router.cli.audit.log_requests import LoggedRequest, NotRequest
+from router.cli.audit.reader import DAMAGED, LINE_BYTES_MAX, STDIN, LogOpenError, open_log, records_of
 from router.cli.audit.tables import print_findings
 from router.core.dialects import PATHS, InvalidBody
 from router.core.types.requests import RequestSpec
@@ -25,7 +27,7 @@ from router.telemetry.report_header import document
 from router.tokenization.optional_tokenizers import MissingExtra
 from router.tokenization.sandbox import CannotRender
 
-UNREAD_NAMED_MAX = 3
+REASONS_MAX = 8
 TOKENIZER_CACHE_BYTES_MAX = 256 << 20
 # Maximum of lines, and of their bytes, without a request among them; after that the rest of the file is left out. 500
 # MB of line ends are 0.5 MB in a `.gz`, and reading them takes minutes.
@@ -35,23 +37,24 @@ TELL_S = 2.0  # seconds between two lines of progress on a terminal
 
 @dataclass(slots=True)
 class SkippedLines:
-    """Lines that could not be used. The first few are named."""
+    """Lines that could not be used, by the reason. The first line of each reason is named."""
 
-    lines: int = 0
-    named: list[str] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # problems of whole files
 
     def add(self, name: str, number: int, why: str) -> None:
         """Count a line that could not be used."""
-        self.lines += 1
-        if len(self.named) < UNREAD_NAMED_MAX:
-            self.named.append(f"{name}:{number}: {why}")
+        self.reasons[why] += 1
+        self.first.setdefault(why, f"{name}:{number}")
 
     def render_lines(self) -> list[str]:
         """Return the lines to print for people."""
-        more = self.lines - len(self.named)
-        named = [f"  {each}" for each in self.named] + ([f"  and {more:,} more"] if more else [])
-        return [*self.notes, *([f"Skipped lines: {self.lines:,}", *named] if self.lines else [])]
+        lines = [
+            f"  {self.first[why]}: {why}" + (f" (and {count - 1:,} more lines)" if count > 1 else "")
+            for why, count in self.reasons.most_common(REASONS_MAX)
+        ]
+        return [*self.notes, *([f"Skipped lines: {self.reasons.total():,}", *lines] if lines else [])]
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -69,9 +72,10 @@ def run(options: argparse.Namespace, command: str) -> int:
     except KeyboardInterrupt:
         unread.notes.append("Interrupted: the report covers the lines read so far.")
     if not audit.requests and not audit.served.requests:
-        return _complain("\n".join(["no requests found", *unread.render_lines()]))
+        formats = ["These formats are read (docs/guide/audit.md):", *(f"  {each.name}" for each in FORMATS)]
+        return _complain("\n".join(["no requests found", *unread.render_lines(), *formats]))
     findings = findings_of(audit, prefill_tokens_per_s=options.prefill_tokens_per_s)
-    findings.figures["unread_lines"] = unread.lines
+    findings.figures["unread_lines"] = unread.reasons.total()
     if options.json is not None:
         made = document(command, findings.rows(), Path(__file__).resolve().parent)
         try:
@@ -91,15 +95,16 @@ def _read(names: Sequence[str], audit: Audit, unread: SkippedLines, requests_max
     progress = _Progress()
     for name in names:
         shown = "standard input" if name == STDIN else name
+        log = LogReader()
         with open_log(name) as file:
             number = lines = size = 0  # lines and their bytes since the last request
             try:
-                for number, line in enumerate(lines_of(file), 1):
+                for number, line in enumerate(records_of(file), 1):
                     if audit.requests + audit.served.requests >= requests_max:
                         unread.notes.append(f"Read up to {shown}:{number - 1} only: --requests-max {requests_max}.")
                         return
                     lines, size = lines + 1, size + (LINE_BYTES_MAX if line is None else len(line))
-                    if _take(shown, number, line, audit, unread):
+                    if _take(shown, number, line, log, audit, unread):
                         lines = size = 0
                     if lines >= USELESS_LINES_MAX or size >= USELESS_BYTES_MAX:
                         unread.notes.append(
@@ -111,8 +116,8 @@ def _read(names: Sequence[str], audit: Audit, unread: SkippedLines, requests_max
                 unread.notes.append(f"{shown} could only be read up to line {number:,}: {error}")
 
 
-def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: SkippedLines) -> bool:
-    """Count the content of a line. Returns True if it is a request."""
+def _take(name: str, number: int, line: bytes | None, log: LogReader, audit: Audit, unread: SkippedLines) -> bool:
+    """Count the content of a line. Returns True if it has a format that is read."""
     if line is None:
         unread.add(name, number, f"longer than {LINE_BYTES_MAX:,} bytes")
         return False
@@ -122,7 +127,8 @@ def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Skip
         return False
     try:
         if not audit.served.add(line):
-            audit.add(parse_request(line))
+            for request in log.read(line):
+                audit.add(request)
     except (NotRequest, InvalidBody) as error:
         unread.add(name, number, str(error) if isinstance(error, NotRequest) else error.code)
         return False

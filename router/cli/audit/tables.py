@@ -39,6 +39,7 @@ def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool)
     if len(findings.groups) > 1:
         tables.append(_groups(findings))
     head = _headline(findings.figures)
+    head += [f"Warning: {each}" for each in findings.figures["warnings"]]
     if findings.figures["requests"] and not findings.advice:
         head.append(f"{NOTHING} can be saved by changes of prompts.")
     foot = [*_remarks(findings.figures), *map(_clean, unread)]
