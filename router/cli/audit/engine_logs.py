@@ -21,7 +21,9 @@ from msgspec import Raw
 from router.cli.audit.log_requests import LoggedRequest, NotRequest, Record, make_request, make_usage
 from router.core.prompts.json_fields import decode_as, has_value
 
-_VLLM = re.compile(r"Re(?:quest \S+ (?:JSON body|details: prompt)|ceived request \S+: (?:prompt|params)): ")
+_VLLM = re.compile(
+    r"Re(?:quest \S+ (?:JSON body|details: prompt)|ceived request \S+: (?:prompt|params)): |Generated response "
+)
 _VLLM_IDS = "prompt_token_ids: "
 _SGLANG = re.compile(r"Receive(?: OpenAI)?: obj=|Finish: obj=|\{\"timestamp\": \"[^\"]*\", \"event\": \"request\.")
 _SGLANG_PROMPT = re.compile(r"[(,]\s?(text|input_ids)=(?!None)")
@@ -44,22 +46,21 @@ _REQUEST_LINE = re.compile(rb'"(?:POST|PUT) (\S+) HTTP/')
 
 def read_vllm(record: Record) -> Sequence[LoggedRequest] | None:
     """Read a line of vLLM's log."""
-    if b"equest " not in record.text or record.fields:
+    if record.fields or not (b"equest " in record.text or b"Generated response " in record.text):
         return None
     text = record.text.decode(errors="replace")
     found = _VLLM.search(text)
     if found is None:
         return None
-    if found[0].endswith("params: "):  # a line without a prompt, which follows the line that has it
+    if found[0].endswith(("params: ", "response ")):  # a line without a prompt, which follows the line that has it
         return []
     time, at = _time(text[: found.start()]), found.end()
     if found[0].endswith("body: "):
         if not text.endswith("}"):
             raise NotRequest("its body was cut: vLLM needs no --max-log-len")
         return [make_request({"body": Raw(text[at:].encode()), "time": time})]
-    prompt, end = _literal(text, at)
-    ids_at = text.find(_VLLM_IDS, end)
-    ids = _literal(text, ids_at + len(_VLLM_IDS))[0] if ids_at >= 0 else None
+    prompt, rest = _literal(text[at:])
+    ids = _literal(rest.partition(_VLLM_IDS)[2])[0] if _VLLM_IDS in rest else None
     count = len(ids) if isinstance(ids, list) else 0
     prompt = ids if prompt is None else prompt
     return [make_request({"body": {"prompt": prompt}, "usage": {"prompt_tokens": count}, "time": time}, rendered=True)]
@@ -80,12 +81,12 @@ def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
         counts = {name: int(count) for name, count in _SGLANG_COUNT.findall(text, text.rfind("'meta_info': {"))}
         return [make_usage({"usage": counts, "time": time})]
     if "OpenAI" in found[0]:
-        return [make_request({"body": _literal(text, at)[0], "time": time})]
+        return [make_request({"body": _literal(text[at:])[0], "time": time})]
     prompt = _SGLANG_PROMPT.search(text, at)
     if prompt is None:
         raise NotRequest("it has no prompt: SGLang needs --log-requests-level 3")
-    value, end = _literal(text, prompt.end())
-    if text.startswith(" ... ", end):
+    value, rest = _literal(text[prompt.end() :])
+    if rest.startswith(" ... "):
         raise NotRequest(_SHORTENED_WHY)
     return [make_request({"body": {"prompt": value}, "time": time}, rendered=True)]
 
@@ -137,15 +138,17 @@ def _time(before: str) -> float | str | None:
         return None
 
 
-def _literal(text: str, at: int) -> tuple[Any, int]:
-    """Return the value of the Python literal at this place, and the end of a string. Raises NotRequest."""
+def _literal(text: str) -> tuple[Any, str]:
+    """Return the value of the Python literal at the beginning, and the rest of the text. Raises NotRequest."""
     try:
-        found = _LITERAL.match(text, at)
+        found = _LITERAL.match(text)
         if found is not None:
-            return ast.literal_eval(found[0]), found.end()
-        return json.JSONDecoder().raw_decode(json_of(text[at:]))[0], at
+            return ast.literal_eval(found[0]), text[found.end() :]
+        text = json_of(text)
+        value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise NotRequest("its prompt was cut or shortened by the engine") from error
+    return value, text[end:]
 
 
 def json_of(text: str) -> str:

@@ -97,7 +97,8 @@ def _warnings(audit: Audit) -> list[str]:
     if actual is not None and actual > (best or 0.0) + EXCESS_MAX:
         warnings.append(
             f"The actual hit rate ({actual:.1%}) exceeds the best possible hit rate ({best or 0.0:.1%}). The log "
-            "lacks a part of the prompts, such as tools or system prompts, or earlier requests. Do not rely on these figures."
+            "lacks a part of the prompts, such as tools or system prompts, or earlier requests. "
+            "Do not rely on these figures."
         )
     return warnings
 

@@ -36,7 +36,7 @@ def read_otel(record: Record) -> Sequence[LoggedRequest] | None:
     document = msgspec.json.decode(record.text)
     requests, has_calls = [], False
     for attributes, messages, time in _calls(document):
-        if attributes.get("gen_ai.operation.name") in _OTHER_OPERATIONS:
+        if str(attributes.get("gen_ai.operation.name")) in _OTHER_OPERATIONS:
             continue
         body = _body(attributes, messages)
         has_calls = has_calls or "gen_ai.request.model" in attributes
