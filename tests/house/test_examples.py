@@ -91,7 +91,16 @@ def test_the_compose_file_has_the_images_that_are_deployed_elsewhere() -> None:
     """Router and vLLM are of the versions, with the flags and limits, that deploy/ has."""
     deployed = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]["router"]
     router = COMPOSE["services"]["router"]
-    for key in ("image", "read_only", "cap_drop", "security_opt", "tmpfs", "stop_grace_period", "healthcheck"):
+    for key in (
+        "image",
+        "pull_policy",
+        "read_only",
+        "cap_drop",
+        "security_opt",
+        "tmpfs",
+        "stop_grace_period",
+        "healthcheck",
+    ):
         assert router[key] == deployed[key], key
     pod = next(yaml.safe_load_all((ROOT / "deploy" / "engines" / "vllm.yaml").read_text(encoding="utf-8")))
     engine = pod["spec"]["template"]["spec"]["containers"][0]
