@@ -1,5 +1,4 @@
-"""Lifecycle of the frontend: health, TLS, both frontends in one process, draining, what is misused, and its messages.
-"""
+"""Lifecycle of the frontend: health, TLS, both frontends in one process, draining, what is misused, and its messages."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
 
 
 async def test_both_faces_in_one_process(engine: FakeEngine, other: FakeEngine, client: ClientSession) -> None:
-    """A conversation that began at one frontend is known at the other: both share request handling and control plane.
-    """
+    """A conversation that began at one frontend is known at the other: both share request handling and control plane."""
     text = "word " * 2_000
     async with picking(engine, other, listen__mode="both") as app:
         async with client.post(app.http.url + CHAT, json={"model": "m", "messages": [
