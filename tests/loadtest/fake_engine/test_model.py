@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.fake_engine.calibration import CALIBRATIONS, LinearTimes
-from loadtest.fake_engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored, KvEvent
+from loadtest.fake_engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
 from loadtest.fake_engine.model import EngineModel
 from loadtest.fake_engine.request import EngineRequest, RequestRefused
-from loadtest.fake_engine.step import Limits, Step
+from loadtest.fake_engine.step import Limits
+from tests.loadtest.fake_engine.clock import Clock
 
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-4, pair_s=1e-7, read_s=1e-6)
 SMALL = Limits(block_tokens=4, batched_tokens_max=24, sequences_max=5, context_tokens_max=64)
@@ -38,60 +37,6 @@ def request(request_id: int, path: tuple[int, ...], tail: int, outputs: int) -> 
 
 PATHS = st.lists(st.integers(0, 1), min_size=0, max_size=9).map(tuple)
 SHAPES = st.tuples(PATHS, st.integers(1, 4), st.integers(1, 20))
-
-
-@dataclass
-class Clock:
-    """Runs a model in simulated time and notes what came when."""
-
-    model: EngineModel
-    horizon_s: float = math.inf
-    now_s: float = 0.0
-    step: Step | None = None
-    first_s: dict[int, float] = field(default_factory=dict)
-    finished_s: dict[int, float] = field(default_factory=dict)
-    cached: dict[int, int] = field(default_factory=dict)
-    tokens: Counter[int] = field(default_factory=Counter)
-    events: list[KvEvent] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """Plan a step unless one is under way."""
-        if self.step is None:
-            self.step = self.model.begin(self.horizon_s)
-
-    def finish_step(self) -> None:
-        """Let the step's time pass."""
-        assert self.step is not None
-        self.now_s += self.step.duration_s
-        outcome = self.model.complete(self.step)
-        self.step = None
-        for request_id, cached in outcome.first:
-            self.first_s[request_id] = self.now_s
-            self.cached[request_id] = cached
-        for request_id, count in outcome.tokens:
-            self.tokens[request_id] += count
-        for request_id in outcome.finished:
-            self.finished_s[request_id] = self.now_s
-        self.events += outcome.events
-
-    def submit_at(self, at_s: float, new: EngineRequest) -> None:
-        """Let time pass until then; a step under way is cut short at its next iteration, as a driver would."""
-        self.begin()
-        while self.step is not None and self.now_s + self.step.duration_s <= at_s:
-            self.finish_step()
-            self.begin()
-        if self.step is None:
-            self.now_s = max(self.now_s, at_s)
-        self.model.submit(new)
-        if self.step is not None:
-            self.model.truncate(self.step, at_s - self.now_s)
-
-    def drain(self) -> None:
-        """Until nothing is left to do."""
-        self.begin()
-        while self.step is not None:
-            self.finish_step()
-            self.begin()
 
 
 def assert_conserved(model: EngineModel) -> None:

@@ -22,6 +22,7 @@ from loadtest.fake_engine.zoo.kv_encoding import VllmEvents
 from router.core.cache_state.engine_blocks import EngineBlocks
 from router.core.cache_state.holder_bitmap import HolderBitmap
 from router.core.kv_events.batch_decoder import decode
+from tests.loadtest.fake_engine.clock import Clock
 
 BLOCK = 4
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-3, pair_s=0.0, read_s=0.0)
@@ -29,16 +30,11 @@ LIMITS = Limits(block_tokens=BLOCK, batched_tokens_max=64, sequences_max=5, cont
 TIER = TierLimits(tokens=40 * BLOCK, floor_s=0.5, token_s=0.01)
 
 
-class _Driver:
-    """An engine with a tier, run in simulated time."""
+class _Driver(Clock):
+    """An engine with a tier."""
 
     def __init__(self, *, kv_tokens: int = 12 * BLOCK, tier: TierLimits | None = TIER) -> None:
-        self.model = EngineModel(TIMES, kv_tokens, LIMITS, record_events=True, tier=tier)
-        self.now_s = 0.0
-        self.first_s: dict[int, float] = {}
-        self.cached: dict[int, int] = {}
-        self.finished: list[int] = []
-        self.events: list[KvEvent] = []
+        super().__init__(EngineModel(TIMES, kv_tokens, LIMITS, record_events=True, tier=tier))
         self._number = 0
 
     def ask(self, name: int, blocks: int = 8, outputs: int = 1) -> int:
@@ -49,25 +45,11 @@ class _Driver:
         self.model.submit(EngineRequest(self._number, blocks * BLOCK + 1, outputs, keys, tag))
         return self._number
 
-    def step(self) -> bool:
-        """One step; False when there is nothing to do."""
-        step = self.model.begin(math.inf, self.now_s)
-        if step is None:
-            return False
-        self.now_s += step.duration_s
-        outcome = self.model.complete(step)
-        for number, cached in outcome.first:
-            self.first_s[number], self.cached[number] = self.now_s, cached
-        self.finished += outcome.finished
-        self.events += outcome.events
-        return True
-
-    def drain(self) -> None:
-        """Until nothing is left to do."""
-        for _ in range(10_000):
-            if not self.step():
-                return
-        raise AssertionError("the engine does not come to an end")
+    def run_step(self) -> None:
+        """One step, if there is anything to do."""
+        self.begin()
+        if self.step is not None:
+            self.finish_step()
 
     @property
     def tier(self) -> HostTier:
@@ -146,7 +128,7 @@ def test_a_client_that_leaves_ends_its_wait() -> None:
         driver.ask(name)
         driver.drain()
     first, second = driver.ask(1), driver.ask(1)
-    driver.step()
+    driver.run_step()
     assert driver.model.cancel(first)
     driver.drain()
     assert driver.cached[second] == 8 * BLOCK
@@ -190,9 +172,9 @@ def test_events_tell_what_the_engine_holds(operations: list[tuple[str, int]], ti
                 asked.discard(value)
         else:
             for _ in range(value):
-                driver.step()
+                driver.run_step()
     driver.drain()
-    assert asked <= set(driver.finished)
+    assert asked <= driver.finished_s.keys()
     assert driver.model.pool.free_n == driver.model.pool.blocks_n
     masks = HolderBitmap()
     ledger = EngineBlocks(masks, "r", blocks_max=1_000, aside_max=100, names_max=1_000)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -79,30 +80,24 @@ def test_the_observatory_is_judged_by_the_median_of_the_ratios(
     assert overhead_observatory.row_of("mid", [asked(100.0, 100.0, errors=1)], slack).ok is False
 
 
-async def test_with_and_without_the_observatory_take_turns() -> None:
+@pytest.mark.parametrize(
+    ("part", "case"),
+    [
+        pytest.param(overhead_observatory, "mid", id="observatory"),
+        pytest.param(overhead_continuing, overhead_continuing.CASE, id="streams-that-may-go-on"),
+    ],
+)
+async def test_with_and_without_take_turns(part: ModuleType, case: str) -> None:
     """Both run all the while, who goes first changes from pair to pair, and as many are told as were announced."""
     told, asked_ = list[int](), list[str]()
     running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
 
-    rows = await overhead_observatory.rows(running, 2, 0.0, lambda: told.append(1))
+    rows = await part.rows(running, 2, 0.0, lambda: told.append(1))
 
-    mids = [each.removeprefix("mid ") for each in asked_ if each.startswith("mid ")]
-    assert mids == ["off", "on", "on", "off"] * 2
-    assert len(told) == overhead_observatory.steps(2)
-    assert [row.workload for row in rows] == list(overhead_observatory.TEXT)
-
-
-async def test_streams_with_and_without_a_way_to_go_on_take_turns() -> None:
-    """As with the observatory; there is one row, of chunks."""
-    told, asked_ = list[int](), list[str]()
-    running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
-
-    (row,) = await overhead_continuing.rows(running, 2, 0.0, lambda: told.append(1))
-
-    turns = [each.removeprefix(f"{overhead_continuing.CASE} ") for each in asked_]
+    turns = [each.removeprefix(f"{case} ") for each in asked_ if each.startswith(f"{case} ")]
     assert turns == ["off", "on", "on", "off"] * 2
-    assert len(told) == overhead_continuing.steps(2)
-    assert [row.workload] == list(overhead_continuing.TEXT)
+    assert len(told) == part.steps(2)
+    assert [row.workload for row in rows] == list(part.TEXT)
 
 
 @pytest.mark.parametrize(("on_us", "mids", "ok"), [(106.0, 16, False), (100.0, 8, True)])
