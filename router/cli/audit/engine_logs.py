@@ -28,11 +28,12 @@ _VLLM_IDS = "prompt_token_ids: "
 _SGLANG = re.compile(r"Receive(?: OpenAI)?: obj=|Finish: obj=|\{\"timestamp\": \"[^\"]*\", \"event\": \"request\.")
 _SGLANG_PROMPT = re.compile(r"[(,]\s?(text|input_ids)=(?!None)")
 _SGLANG_COUNT = re.compile(r"'(prompt_tokens|cached_tokens)': (\d+)")
-# `--log-requests-level 2` shortens JSON strings to 2,048 characters.
-_SHORTENED = re.compile(r'"(?:[^"\\]|\\.){1024}\.\.\.(?:[^"\\]|\\.){1024}"')
+# `--log-requests-level 2` shortens JSON strings and lists to 2,048 characters and elements.
+_SHORTENED = re.compile(r'"\.\.\."|"(?:[^"\\]|\\.){1024}\.\.\.(?:[^"\\]|\\.){1024}"')
 _SHORTENED_WHY = "its prompt was shortened: SGLang needs --log-requests-level 3"
 _STRING = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\""
 _LITERAL = re.compile(_STRING, re.DOTALL)
+_NUMBERS = re.compile(r"\[[\d, ]*+\]")
 _NOT_JSON = re.compile(rf"{_STRING}|\b(?:None|True|False)\b", re.DOTALL)
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 _TIME = re.compile(
@@ -68,14 +69,17 @@ def read_vllm(record: Record) -> Sequence[LoggedRequest] | None:
 
 def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
     """Read a line of SGLang's log, in either of its formats."""
+    if record.fields:
+        return _read_sglang_json(record) if {"event", "obj"} <= record.fields.keys() else None
     if b"obj" not in record.text:
         return None
     text = record.text.decode(errors="replace")
     found = _SGLANG.search(text)
-    if found is None or (record.fields and found.start()):
+    if found is None:
         return None
     if found[0].startswith("{"):
-        return _read_sglang_json(text[found.start() :])
+        json_text = text[found.start() :].encode()
+        return _read_sglang_json(Record(json_text, msgspec.json.decode(json_text, type=dict[str, Raw])))
     time, at = _time(text[: found.start()]), found.end()
     if found[0].startswith("Finish"):
         counts = {name: int(count) for name, count in _SGLANG_COUNT.findall(text, text.rfind("'meta_info': {"))}
@@ -91,21 +95,23 @@ def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
     return [make_request({"body": {"prompt": value}, "time": time}, rendered=True)]
 
 
-def _read_sglang_json(text: str) -> Sequence[LoggedRequest]:
-    line = msgspec.json.decode(text, type=dict[str, Raw])
-    event, body = decode_as(str, line["event"]), line.get("obj", Raw())
+def _read_sglang_json(record: Record) -> Sequence[LoggedRequest] | None:
+    line = record.fields
+    event, body, time = decode_as(str, line["event"]), line.get("obj", Raw()), line.get("timestamp", Raw(b"null"))
+    if event is None or not event.startswith("request."):
+        return None
     if event == "request.finished":
         usage = (decode_as(dict[str, Raw], line.get("out", Raw())) or {}).get("meta_info", Raw(b"null"))
-        return [make_usage({"usage": usage, "time": line["timestamp"]})]
-    if _SHORTENED.search(text) or '"..."' in text:
+        return [make_usage({"usage": usage, "time": time})]
+    if b"..." in record.text and _SHORTENED.search(record.text.decode(errors="replace")):
         raise NotRequest(_SHORTENED_WHY)
     if event == "request.received.openai":
-        return [make_request({"body": body, "time": line["timestamp"]})]
+        return [make_request({"body": body, "time": time})]
     fields = decode_as(dict[str, Raw], body) or {}
     prompt = next((fields[name] for name in ("text", "input_ids") if has_value(fields.get(name, Raw()))), None)
     if prompt is None:
         raise NotRequest("it has no prompt: SGLang needs --log-requests-level 3")
-    return [make_request({"body": {"prompt": prompt}, "time": line["timestamp"]}, rendered=True)]
+    return [make_request({"body": {"prompt": prompt}, "time": time}, rendered=True)]
 
 
 def read_escaped_body(record: Record) -> Sequence[LoggedRequest] | None:
@@ -144,6 +150,9 @@ def _literal(text: str) -> tuple[Any, str]:
         found = _LITERAL.match(text)
         if found is not None:
             return ast.literal_eval(found[0]), text[found.end() :]
+        numbers = _NUMBERS.match(text)
+        if numbers is not None:
+            return json.loads(numbers[0]), text[numbers.end() :]
         text = json_of(text)
         value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
