@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from router.config.schema import Settings
+from router.config.file_contents import install
+from router.config.runtime import RuntimeConfig
+from router.config.schema import SettingsError
 from router.control.control_plane import ControlPlane
 from router.core.placement.router import Router
 from router.core.types.cache_misses import Template
@@ -24,32 +26,32 @@ if TYPE_CHECKING:
 
 
 class RouterServer:
-    """A running router: `async with RouterServer(settings) as app`."""
+    """A running router: `async with RouterServer(resolve(settings)) as app`."""
 
     http: HttpFrontend  # present only with this frontend
     extproc: ExtProcFrontend  # the same
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
         self._stack = AsyncExitStack()
         self._frontends: list[HttpFrontend | ExtProcFrontend] = []
-        self.control = ControlPlane(settings)
+        self.control = ControlPlane(config)
 
     async def __aenter__(self) -> Self:
         """Start listening. Replicas are discovered in the background; `/readyz` reports when one is ready."""
-        settings = self._settings
+        config, settings = self._config, self._config.settings
         async with close_on_error(self._stack):
             await self._stack.enter_async_context(self.control)
-            self._ingress = IngressContext(settings, self.control.placer, self.control.prompts)
+            self._ingress = IngressContext(config, self.control.placer, self.control.prompts, self.control.tls)
             await self._stack.enter_async_context(self._ingress)
             bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
             if settings.listen.mode != "extproc":
-                self.http = HttpFrontend(settings, self.control.placer, self._ingress, bodies)
+                self.http = HttpFrontend(config, self.control.placer, self._ingress, bodies)
                 self._frontends.append(self.http)
             if settings.listen.mode != "proxy":
                 from router.extproc.frontend import ExtProcFrontend
 
-                self.extproc = ExtProcFrontend(settings, self.control.placer, self._ingress, bodies)
+                self.extproc = ExtProcFrontend(config, self.control.placer, self._ingress, bodies)
                 self._frontends.append(self.extproc)
             self.control.attach_frontends(FrontendGroup(self._ingress, self._frontends))
             for frontend in self._frontends:
@@ -77,13 +79,21 @@ class RouterServer:
         for frontend in self._frontends:
             frontend.lame_duck()
 
-    def reload(self, settings: Settings) -> None:
-        """Apply the settings that may change at run time. Raises SettingsError, and then the old settings stay."""
+    def apply(self, config: RuntimeConfig) -> None:
+        """Apply the settings that may change at run time, and the contents of their files. Raises SettingsError if no
+        file descriptor is left for certificates; then nothing has changed."""
+        before = install(config.files)
+        try:
+            self.control.renew_tls(config)
+        except OSError as error:
+            install(before)
+            raise SettingsError([f"certificates for replicas: {error.strerror or error}"]) from error
+        self._ingress.apply(config)
         for frontend in self._frontends:
-            frontend.reload(settings)
-        self.control.reload(settings)
-        logs.configure(settings.log.level, requests=settings.log.requests)
-        self._settings = settings
+            frontend.apply(config)
+        self.control.apply(config)
+        log = config.settings.log
+        logs.configure(log.level, requests=log.requests)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

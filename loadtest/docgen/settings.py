@@ -12,20 +12,27 @@ from router.config import schema as settings
 
 
 def settings_table() -> str:
-    """Return every setting with its default in YAML and its docstring.
+    """Return every setting with its default in YAML, the effect of a reload on it, and its docstring.
 
     Each section has a heading and a table. Each key has an anchor, which is its name.
     """
     defaults, texts = settings.Settings(), _setting_texts()
-    sections: dict[str, list[tuple[str, str, str]]] = {}
+    marks = settings.reloadable_keys()
+    sections: dict[str, list[tuple[str, str, str, str]]] = {}
     for key in settings.field_keys():
         section, _, name = key.rpartition(".")
         value = getattr(getattr(defaults, section) if section else defaults, name)
         anchor = f'<a id="{key}"></a>`{key}`'
-        sections.setdefault(section, []).append((anchor, _default(key, value), texts[key]))
-    head = ("key", "default", "meaning, and the reason for the default")
+        sections.setdefault(section, []).append((anchor, _default(key, value), _reload(marks.get(key)), texts[key]))
+    head = ("key", "default", "reload", "meaning, and the reason for the default")
     blocks = [f"## {section or 'Top level'}\n\n{table(head, rows)}" for section, rows in sections.items()]
     return "\n\n".join(blocks)
+
+
+def _reload(mark: settings.Reload | None) -> str:
+    if mark is None:
+        return "restart"
+    return "yes; on or off: restart" if mark.is_on_off else "yes"
 
 
 def _setting_texts() -> dict[str, str]:

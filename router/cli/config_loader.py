@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.cli.config_sources import FILE_BYTES_MAX, flatten, from_env, read_file
-from router.config import secrets
-from router.config.allowed_networks import allowed_problems, is_address, is_loopback
-from router.config.api_keys import APPEND_ONLY, OFF, Keys, KeysError
+from router.config.allowed_networks import is_address
+from router.config.api_keys import APPEND_ONLY, OFF
+from router.config.file_contents import recording
 from router.config.files import read_at_most
 from router.config.former_settings import FormerNames, rename_keys, rename_value
 from router.config.origins import origin_problems
+from router.config.runtime import RuntimeConfig, resolve
 from router.config.schema import SECRETS, DiscoverySettings, InsightsSettings, Settings, SettingsError, field_keys
 from router.config.suggestions import describe_mismatch, nearest, removed_value, unknown_setting
-from router.config.tls import listener_problems, replica_problems
 from router.config.url_maps import (
     base_urls,
     continue_problems,
@@ -48,7 +48,7 @@ from router.prewarm.prefixes import file_problems
 from router.telemetry.tracing import problems as tracing_problems
 
 PROBLEMS_MAX = 200  # problems that are listed one by one
-TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
+ADDRESS_KEYS = ("replicas", "disagg.prefill", "disagg.decode")  # settings with base URLs of replicas
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings with values that YAML may read as a number
 DISABLED_VALUES = (
     "insights.history_policy",
@@ -62,20 +62,59 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     former: FormerNames | None = None,
 ) -> Settings:
-    """Return settings from all sources. `overrides` maps dotted keys to values. `former` gets the former names that
-    were given. Raises SettingsError with every problem."""
+    """Return settings from all sources, as `load_config` does."""
+    return load_config(file, env, overrides, former).settings
+
+
+def load_config(
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    former: FormerNames | None = None,
+) -> RuntimeConfig:
+    """Return the configuration by settings from all sources. `overrides` maps dotted keys to values. `former` gets the
+    former names that were given. Blocks the thread. Raises SettingsError with every problem."""
     problems: list[str] = []
     used: dict[str, str] = {}
+    values = {key: value for key, (value, _) in merge_sources(file, env or {}, overrides or {}, problems, used).items()}
+    settings: Settings = _build(Settings, "", values)
+    config = None
+    with recording():
+        problems += _check(settings)
+        try:
+            config = resolve(settings)
+        except SettingsError as error:
+            problems += error.problems
+    if config is None or problems:
+        raise SettingsError(_first(problems, PROBLEMS_MAX, "problems"))
+    if config.keys is not None:
+        used |= {f"auth.keys_file: {name}": now for name, now in config.keys.former.items()}
+    if former is not None:
+        former.replace(used)
+    return config
+
+
+def merge_sources(
+    file: Path | None,
+    env: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    problems: list[str],
+    used: dict[str, str],
+) -> dict[str, tuple[Any, str]]:
+    """Return the given settings by dotted key, each with its source: `file`, `environment` or `flag`. `used` gets the
+    former names that were given."""
     keys = field_keys()
-    flat = flatten(read_file(file, problems), keys, problems, used) if file else {}
-    flat |= from_env(env or {}, keys, problems, used)
-    for key, value in rename_keys(overrides or {}, SETTINGS, problems, used).items():
+    flat: dict[str, tuple[Any, str]] = {}
+    read = flatten(read_file(file, problems), keys, problems, used) if file else {}
+    flat |= {key: (value, "file") for key, value in read.items()}
+    flat |= {key: (value, "environment") for key, value in from_env(env, keys, problems, used).items()}
+    for key, value in rename_keys(overrides, SETTINGS, problems, used).items():
         if key in keys:
-            flat[key] = value
+            flat[key] = value, "flag"
         else:
             problems.append(unknown_setting(key, keys))
     values = {}
-    for key, raw in flat.items():
+    for key, (raw, source) in flat.items():
         raw = rename_value(key, raw, SETTING_VALUES.get(key, {}), used)
         if key in TEXTS_OR_NUMBERS and type(raw) is int:
             raw = str(raw)
@@ -85,20 +124,13 @@ def load(
             problems.append(f"'{key}': must not contain NUL or bytes that are not UTF-8")
             continue
         try:
-            values[key] = _convert(raw, keys[key])
+            value = _convert(raw, keys[key])
         except msgspec.ValidationError:
             mismatch = removed_value(key, raw) or describe_mismatch(keys[key], raw, secret=key in SECRETS)
             problems.append(f"'{key}': {mismatch}")
-    for key in ("replicas", "disagg.prefill", "disagg.decode"):
-        if key in values:
-            values[key] = base_urls(values[key])
-    settings: Settings = _build(Settings, "", values)
-    problems += _check(settings, used)
-    if problems:
-        raise SettingsError(_first(problems, PROBLEMS_MAX, "problems"))
-    if former is not None:
-        former.replace(used)
-    return settings
+        else:
+            values[key] = base_urls(value) if key in ADDRESS_KEYS else value, source
+    return values
 
 
 def _first(problems: list[str], most: int, what: str) -> list[str]:
@@ -134,8 +166,8 @@ def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: 
     return type_(**arguments)
 
 
-def _check(settings: Settings, used: dict[str, str]) -> list[str]:
-    """Return the problems of values that have the right type. `used` gets the former names of fields in files."""
+def _check(settings: Settings) -> list[str]:
+    """Return the problems of values that have the right type, except those that `resolve` finds."""
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; use 0.0.0.0 for all addresses")
@@ -148,7 +180,6 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
         problems.append(f"'log.level': '{settings.log.level}' must be one of debug, info, warning, error")
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' must be json or text")
-    problems += _check_access(settings, used)
     problems += shared_problems(settings.peering)
     problems += _check_insights(settings.insights)
     events, tokens = settings.events, settings.tokens
@@ -160,10 +191,8 @@ def _check(settings: Settings, used: dict[str, str]) -> list[str]:
     if listen.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         problems.append("'listen.reuse_port': this system does not have SO_REUSEPORT")
     problems += origin_problems(listen.cors_origins)
-    problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += _check_extproc(settings)
     problems += continue_problems(upstream.stream_failover_models)
-    problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
     problems += file_problems("prewarm.prefixes_file", settings.prewarm.prefixes_file)
     if settings.limits.total_body_bytes_max < settings.limits.body_bytes_max:
@@ -272,7 +301,6 @@ def _check_extproc(settings: Settings) -> list[str]:
     """Return the problems of the picker's settings."""
     extproc, problems = settings.extproc, []
     problems += objective_problems(extproc.objectives)
-    problems += listener_problems(extproc.tls_certificate, extproc.tls_key, extproc.tls_client_ca, "extproc")
     if not extproc.host:
         problems.append("'extproc.host': must not be empty; use 0.0.0.0 for all addresses")
     if settings.listen.mode == "proxy":
@@ -285,38 +313,6 @@ def _check_extproc(settings: Settings) -> list[str]:
             problems.append(
                 f"'replicas': '{url}': a gateway needs IP addresses such as http://10.0.0.1:8000, not names"
             )
-    return problems
-
-
-def _check_access(settings: Settings, used: dict[str, str]) -> list[str]:
-    """Return the problems of keys, tokens, secrets, and of the files that contain them. `used` gets the former names of
-    fields in the keys file."""
-    admin, auth, upstream = settings.admin, settings.auth, settings.upstream
-    problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
-    problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
-    before, file = auth.secret_before, auth.secret_before_file
-    problems += secrets.problems("auth.secret_before", before, file, chars_min=SECRET_CHARS_MIN)
-    if (before or file) and not (auth.secret or auth.secret_file):
-        problems.append("'auth.secret_before': needs 'auth.secret', the new secret")
-    problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
-    problems += allowed_problems(admin.replicas_allowed)
-    host = settings.listen.admin_host
-    if host and not is_loopback(host) and not (admin.token or admin.token_file):
-        problems.append(f"'listen.admin_host': '{host}' is not a loopback address, so 'admin.token' is required")
-    isolated = auth.isolate
-    if auth.keys_file:
-        try:
-            keys = Keys.load(Path(auth.keys_file), isolate=auth.isolate, receipts=auth.receipts)
-            used |= {f"auth.keys_file: {former}": name for former, name in keys.former.items()}
-            isolated = any(tenant.isolated for tenant in keys.tenants.values())
-            if not settings.insights.enabled and any(t.history_policy != OFF for t in keys.tenants.values()):
-                problems.append("'auth.keys_file': history_policy needs 'insights.enabled'")
-        except KeysError as error:
-            problems += [f"'auth.keys_file': {problem}" for problem in error.problems]
-    elif isolated:
-        problems.append("'auth.isolate': needs 'auth.keys_file', which defines the tenants")
-    if isolated and not (auth.secret or auth.secret_file):
-        problems.append("'auth.secret': is required for isolated tenants, to derive their salts")
     return problems
 
 

@@ -8,18 +8,19 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router.cli.arguments import CommandParser
-from router.cli.config_loader import load
+from router.cli.config_loader import load_config
 from router.cli.optional_deps import describe_missing_extra
 from router.config.api_keys import KeysError, entry_of, make_key
 from router.config.fd_limits import raise_limit
-from router.config.file_contents import NotedRead, install, install_or_restore
+from router.config.file_contents import install
 from router.config.former_settings import FormerNames
-from router.config.schema import Settings, SettingsError, field_keys
+from router.config.runtime import RuntimeConfig
+from router.config.schema import SettingsError, field_keys
 from router.core.placement.policies import POLICIES
 from router.core.types.requests import Priority
 from router.telemetry import logs
@@ -77,17 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until there are settings to read again
 
     former = FormerNames()
-    read = NotedRead(lambda: load(options.config, os.environ, _overrides(options), former))
+
+    def read() -> RuntimeConfig:
+        return load_config(options.config, os.environ, _overrides(options), former)
+
     try:
-        settings = read()
+        config = read()
     except SettingsError as error:
         return _complain(error)
-    logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
+    log = config.settings.log
+    logs.setup(log.level, log.format, requests=log.requests)
     former.log()
-    install(read.files)
+    install(config.files)
     from router.eventloop import run
 
-    return run(_serve(settings, read, options.config))
+    return run(_serve(config, read, options.config))
 
 
 def _find_plugin_command(name: str) -> EntryPoint | None:
@@ -298,7 +303,7 @@ def _check(options: argparse.Namespace) -> int:
     mistakes."""
     former = FormerNames()
     try:
-        NotedRead(lambda: load(options.file, os.environ, _assignments(options.set), former))()
+        load_config(options.file, os.environ, _assignments(options.set), former)
     except SettingsError as error:
         return _complain(error)
     if names := former.describe():
@@ -313,7 +318,7 @@ def _complain(error: SettingsError) -> int:
     return 2
 
 
-async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | None) -> int:
+async def _serve(config: RuntimeConfig, read: Callable[[], RuntimeConfig], file: Path | None) -> int:
     from router.config.reload import Reloader
     from router.router_server import RouterServer
 
@@ -327,14 +332,10 @@ async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | Non
         if not stop.done():
             stop.set_result(number)
 
-    def apply(new: Settings) -> None:
-        with install_or_restore(read.files):  # the files have already been read, off the event loop
-            app.reload(new)
-
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
-    app = RouterServer(settings)
-    reloader = Reloader(settings, read, apply, app.control.count_reload, file=file)
+    app = RouterServer(config)
+    reloader = Reloader(config.settings, read, app.apply, app.control.count_reload, file=file)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
         async with app:

@@ -1,7 +1,8 @@
 """Settings of the router, and the files that settings name. cli/config_loader reads their values from all sources.
 
-schema            the settings, with their defaults and reasons
-reload            settings that may change while the router runs
+schema            the settings, with their defaults, reasons, and marks of those that a reload applies
+runtime           settings resolved: keys, secrets and certificates read from their files and checked
+reload            reads the settings again while the router runs
 former_settings   former names of settings
 api_keys          API keys and tenants
 secrets           secrets, in settings or files

@@ -19,8 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
 from itertools import islice
@@ -33,7 +32,6 @@ from msgspec import Meta
 from router.config.file_contents import content
 from router.config.files import NotYaml, yaml_of
 from router.config.former_settings import rename_keys
-from router.config.schema import Settings, SettingsError
 from router.config.suggestions import describe_mismatch, nearest, removed_value
 from router.core.dialects.tool_normalization import REPAIRS, in_order
 from router.core.types.requests import Priority
@@ -325,30 +323,3 @@ def is_admin(authorization: bytes, token: str) -> bool:
     """True if this header's value has the admin token, compared in constant time; False if there is no token."""
     scheme, _, given = authorization.partition(b" ")
     return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
-
-
-def keys_of(settings: Settings) -> Keys | None:
-    """Read the keys file that the settings name; None if they name none. Raises KeysError."""
-    auth, observatory = settings.auth, settings.insights
-    if not auth.keys_file:
-        return None
-    return Keys.load(
-        Path(auth.keys_file),
-        isolate=auth.isolate,
-        receipts=auth.receipts,
-        normalize_tools=in_order(observatory.normalize_tools),
-        history_policy=observatory.history_policy,
-    )
-
-
-@contextmanager
-def files_of_settings() -> Iterator[None]:
-    """Turn errors of files that settings name into a SettingsError: files may have changed since they were checked."""
-    try:
-        yield
-    except KeysError as error:
-        raise SettingsError(error.problems) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(["a file of the settings is not UTF-8 text"]) from error
-    except OSError as error:  # a TLS file, too
-        raise SettingsError([f"{error.filename or 'a file of TLS'}: {error.strerror or error}"]) from error

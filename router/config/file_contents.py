@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from router.config.files import expand_path, read_at_most
 
-_T = TypeVar("_T")
 PEM_BYTES_MAX = 4 << 20  # bytes of a file of certificates; the machine's authorities have a quarter of a MiB
 
 _handed: Mapping[str, bytes] = {}
@@ -33,42 +31,18 @@ def install(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
 
 
 @contextmanager
-def install_or_restore(files: Mapping[str, bytes]) -> Iterator[None]:
-    """Use these contents for the changes that the block applies. If it raises, the previous contents are restored."""
-    before = install(files)
-    try:
-        yield
-    except BaseException:
-        install(before)
-        raise
-
-
-@contextmanager
 def recording() -> Iterator[dict[str, bytes]]:
-    """Collect the contents of files that this thread reads in the block, by path. A file is read once, so that the
-    checked contents are the noted ones."""
+    """Collect the contents of files that this thread reads in the block, by path. A file is read once, also over a
+    block within a block, so that the checked contents are the noted ones."""
+    if (outer := _noted.get()) is not None:
+        yield outer
+        return
     files: dict[str, bytes] = {}
     token = _noted.set(files)
     try:
         yield files
     finally:
         _noted.reset(token)
-
-
-class NotedRead(Generic[_T]):
-    """Callable that reads with notes: `read()` returns the result of `read`, and `read.files` is what the last
-    successful call noted."""
-
-    def __init__(self, read: Callable[[], _T]) -> None:
-        self._read = read
-        self.files: dict[str, bytes] = {}
-
-    def __call__(self) -> _T:
-        """Read, and note the files. Raises the errors of `read`."""
-        with recording() as files:
-            found = self._read()
-        self.files = files
-        return found
 
 
 def key_of(file: str | Path) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_type_hints
+from functools import cache, reduce
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from msgspec import Meta
 
@@ -22,6 +23,21 @@ SECRETS = (
     "peering.redis_url",
     "upstream.api_key",
 )
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Mark of a setting that a reload applies while the router runs. A change of any other setting needs a restart."""
+
+    is_file: bool = False  # the setting names a file that is checked for changes (`listen.file_watch_interval_s`)
+    is_on_off: bool = False  # being empty or not, it decides how parts are built, so switching it needs a restart
+
+
+Reloadable = Annotated[_T, Reload()]
+ReloadableFile = Annotated[str, Reload(is_file=True)]
+OnOffFile = Annotated[str, Reload(is_file=True, is_on_off=True)]
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -131,41 +147,41 @@ class ListenSettings:
     """Address of the admin listener: metrics, replicas, decisions. Any address except loopback needs `admin.token`."""
     admin_port: Port = 8001
     """Port of the admin listener; 0 takes a free one."""
-    metrics_on_main: bool = True
+    metrics_on_main: Reloadable[bool] = True
     """If true, `/metrics` is on the main listener too. On by default: a scrape then works without a second port."""
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: Reloadable[tuple[str, ...]] = ()
     """Origins of web pages that may use the main listener from a browser, such as `https://chat.example.com`; `*`: all
     pages, without cookies. Empty: engines decide, unless the router requires keys or sends its own key to engines."""
-    keepalive_s: Seconds = 75.0
+    keepalive_s: Reloadable[Seconds] = 75.0
     """Seconds for which an idle client connection is kept. As nginx."""
-    lame_duck_s: NotNegative = 5.0
+    lame_duck_s: Reloadable[NotNegative] = 5.0
     """Seconds for which the listener stays open after SIGTERM while `/readyz` returns 503: load balancers need that
     time to choose other routers. Ctrl-C (SIGINT) does not wait."""
-    drain_s: NotNegative = 180.0
+    drain_s: Reloadable[NotNegative] = 180.0
     """Seconds that running answers may take to finish after `listen.lame_duck_s`. A pod's grace period must be longer
     than both."""
-    file_watch_interval_s: NotNegative = 10.0
+    file_watch_interval_s: Reloadable[NotNegative] = 10.0
     """Seconds between two checks for a change of files that settings name (certificates, keys, tokens). A changed file
     is read again as on SIGHUP, once it stays the same for one interval. 0: on SIGHUP only."""
-    tls_certificate: str = ""
+    tls_certificate: OnOffFile = ""
     """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
-    tls_key: str = ""
+    tls_key: ReloadableFile = ""
     """PEM file of that certificate's private key; empty: it is in `listen.tls_certificate`."""
-    tls_client_ca: str = ""
+    tls_client_ca: OnOffFile = ""
     """PEM file of authorities; clients must then present a certificate signed by one of them."""
-    connections_max: Positive = 16_384
+    connections_max: Reloadable[Positive] = 16_384
     """Maximum of client connections open at once; a further one is closed at once. Fewer if the process may not open
     enough files, which is logged at the start."""
-    connections_per_client_max: Positive = 4_096
+    connections_per_client_max: Reloadable[Positive] = 4_096
     """Maximum of client connections open at once from one address. High, because a load balancer is one address."""
-    head_timeout_s: Seconds = 10.0
+    head_timeout_s: Reloadable[Seconds] = 10.0
     """Seconds from the first byte of a request to the end of its head."""
-    body_bytes_per_s_min: Count = 1_024
+    body_bytes_per_s_min: Reloadable[Count] = 1_024
     """Bytes a second at which a request's body must arrive, on average and after a grace period of `head_timeout_s`; 0:
     any."""
-    body_timeout_s: Seconds = 300.0
+    body_timeout_s: Reloadable[Seconds] = 300.0
     """Seconds from the end of a request's head to the end of its body, at any rate: 32 MiB at a megabit a second."""
-    send_timeout_s: Seconds = 60.0
+    send_timeout_s: Reloadable[Seconds] = 60.0
     """Seconds for which a client may leave data sent to it unread; then its connection is closed. Only time counts in
     which the client does not read."""
 
@@ -181,11 +197,11 @@ class ExtProcSettings:
     health_port: Port = 9003
     """Port of gRPC health checks alone, never with TLS: `liveness`, `readiness`; 0 takes a free one. They are answered
     on `extproc.port` too."""
-    tls_certificate: str = ""
+    tls_certificate: OnOffFile = ""
     """PEM file of the picker's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
-    tls_key: str = ""
+    tls_key: ReloadableFile = ""
     """PEM file of that certificate's private key; empty: it is in `extproc.tls_certificate`."""
-    tls_client_ca: str = ""
+    tls_client_ca: OnOffFile = ""
     """PEM file of authorities; gateways must then present a certificate signed by one of them."""
     fallbacks_max: Annotated[int, Meta(ge=0, le=4)] = 2
     """Number of further endpoints that a request is given, in order of price, to be tried if the first cannot be
@@ -212,18 +228,18 @@ class ExtProcSettings:
 class AdminSettings:
     """Access to the admin listener, and the file of past decisions."""
 
-    token: str = ""
+    token: Reloadable[str] = ""
     """Bearer token for every admin page except `/healthz` and `/readyz`. Without one the admin listener starts on
     loopback only. At least 16 characters."""
-    token_file: str = ""
+    token_file: ReloadableFile = ""
     """File that contains the token, such as a mounted secret; read again on SIGHUP."""
-    connections_max: Positive = 64
+    connections_max: Reloadable[Positive] = 64
     """Maximum of connections to the admin listener open at once; a further one is closed at once. A dashboard takes
     two, a scraper one. Their time limits are those of the main listener (`listen.head_timeout_s` and the other time
     limits of a connection)."""
-    connections_per_client_max: Positive = 32
+    connections_per_client_max: Reloadable[Positive] = 32
     """Maximum of connections to the admin listener open at once from one address."""
-    replicas_allowed: tuple[str, ...] = ()
+    replicas_allowed: Reloadable[tuple[str, ...]] = ()
     """Permitted addresses of replicas added at run time (`POST /admin/replicas`): `http://10.0.0.0/8:8000`, an address
     or a network, never a name, with its port. Empty: no replica can be added."""
     history_path: str = ""
@@ -240,10 +256,10 @@ class AdminSettings:
 class AuthSettings:
     """Access to the router."""
 
-    keys_file: str = ""
+    keys_file: OnOffFile = ""
     """YAML file of API keys, each as a hash with its tenant, models, rates and priority; empty: no key is required.
     `warmroute make-key TENANT` writes an entry. Read again on SIGHUP."""
-    isolate: bool = False
+    isolate: Reloadable[bool] = False
     """If true, no tenant shares cached prefixes with another: prompts are salted, so that no tenant can infer from
     response times what others have asked. A key may override this for its tenant."""
     secret: str = ""
@@ -257,7 +273,7 @@ class AuthSettings:
     is enough. No salt is derived from it."""
     secret_before_file: str = ""
     """File that contains the previous secret."""
-    receipts: bool = False
+    receipts: Reloadable[bool] = False
     """If true, tenants' answers carry `x-warmroute-*` receipts. Off by default: the place at which a prompt was found
     reveals earlier requests of others."""
     tenants_max: Positive = 1_000
@@ -268,25 +284,25 @@ class AuthSettings:
 class AdmissionSettings:
     """Admission control: requests that wait and requests that are shed if the fleet is full."""
 
-    in_flight_max: Positive = 1_024
+    in_flight_max: Reloadable[Positive] = 1_024
     """Maximum of requests open at once on one replica, regardless of its own report. As vLLM's own default for large
     GPUs."""
-    engine_waiting_max: Positive = 32
+    engine_waiting_max: Reloadable[Positive] = 32
     """Number of requests waiting in an engine, by its own recent count, above which it receives no further ones: they
     wait in the router, which can order them."""
-    queue_requests_max: Count = 1_024
+    queue_requests_max: Reloadable[Count] = 1_024
     """Maximum of requests that wait in the router; beyond it the least important one is shed (429)."""
-    queue_bytes_max: Positive = 256 << 20
+    queue_bytes_max: Reloadable[Positive] = 256 << 20
     """Bytes of bodies that wait in the router."""
-    queue_timeout_s: Seconds = 30.0
+    queue_timeout_s: Reloadable[Seconds] = 30.0
     """Seconds for which a request may wait in the router, from its arrival, for any reason. A request that would wait
     longer is shed on arrival (429)."""
-    defer_max_s: NotNegative = 30.0
+    defer_max_s: Reloadable[NotNegative] = 30.0
     """Seconds for which a long prompt may be deferred while the fleet is busy and the prompt would evict so many blocks
     that all requests became slower. After that it is placed in any case, or waits for a place until `queue_timeout_s`
     is over. 0: no prompt is deferred. A value above `queue_timeout_s` raises the output above saturation, if clients
     and proxies in front are willing to wait for that time."""
-    tenant_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
+    tenant_share_max: Reloadable[Annotated[float, Meta(gt=0, le=1)]] = 0.75
     """Part of the fleet's places that one tenant may hold while the fleet is full, so that others need not wait for
     it."""
 
@@ -444,7 +460,7 @@ class DisaggSettings:
     probe_interval_s: Seconds = 5.0
     """Seconds between two checks if a prefilling engine still answers at the address for decoding ones. An engine that
     does not answer prefills for no other."""
-    prefill_grace_s: Seconds = 2.0
+    prefill_grace_s: Reloadable[Seconds] = 2.0
     """Seconds that a prefilling engine has left when the answer that uses its blocks has ended."""
     hosts: tuple[str, ...] = ()
     """Hosts that prefilling engines may name in their answers in addition to their own, as addresses, CIDRs or names:
@@ -515,10 +531,10 @@ class InsightsSettings:
     """Field of a body's `metadata` that names the step if the header does not."""
     grafana_url: WebAddress = ""
     """Address of Grafana, linked from the page: `https://grafana.example/d/warmroute-overview`. Empty: no link."""
-    normalize_tools: tuple[str, ...] = ()
+    normalize_tools: Reloadable[tuple[str, ...]] = ()
     """Repairs of requests before they are sent, unless a key sets them for its tenant: `sort_tools`, `canonical_tools`
     (keys of tools' JSON schemas in one order)."""
-    history_policy: str = "off"
+    history_policy: Reloadable[str] = "off"
     """Treatment of a conversation with changed earlier messages, unless a key sets it for its tenant: `off`, `warn` (a
     header and a log line) or `reject` (409)."""
 
@@ -527,16 +543,16 @@ class InsightsSettings:
 class PrewarmSettings:
     """Prewarming: filling the cache of a replica that is new or was restarted, before it takes traffic."""
 
-    prefixes_file: str = ""
+    prefixes_file: ReloadableFile = ""
     """JSONL file of requests, `{"path": "/v1/chat/completions", "body": {...}}` each, with the prompts that a replica
     is warmed with."""
-    templates: Count = 0
+    templates: Reloadable[Count] = 0
     """Number of the most used learned templates that a replica is warmed with; 0: none."""
-    tokens_max: Positive = 200_000
+    tokens_max: Reloadable[Positive] = 200_000
     """Maximum of prompt tokens that a replica is warmed with."""
-    block_readiness: bool = False
+    block_readiness: Reloadable[bool] = False
     """If true, a replica gets no traffic until it is warm. Off by default: it takes traffic in the meantime."""
-    timeout_s: Seconds = 60.0
+    timeout_s: Reloadable[Seconds] = 60.0
     """Seconds that warming may take; then the replica takes traffic as it is."""
 
 
@@ -548,11 +564,11 @@ class PeeringSettings:
     """Address of the store: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,
     `redis+sentinel://HOST,HOST/SERVICE` or `redis+cluster://HOST,HOST`. Empty: nothing is shared, and sharing costs
     nothing. Needs the extra `shared`."""
-    redis_url_file: str = ""
+    redis_url_file: OnOffFile = ""
     """File that contains the URL, such as a mounted secret; read again on SIGHUP."""
     password: str = ""
     """Password for the store, in place of one in the URL."""
-    password_file: str = ""
+    password_file: ReloadableFile = ""
     """File that contains the password for the store; read again on SIGHUP."""
     fleet: str = "fleet"
     """Name of the fleet: routers with the same name share, and several fleets may have one store."""
@@ -569,11 +585,11 @@ class PeeringSettings:
     """If true, a router belongs to this one's fleet only if both have a replica in common, with one base model;
     messages of another one with the same store and name are ignored. If false, the name alone decides, as for routers
     of several zones that keep one rate for each tenant."""
-    tls_ca: str = ""
+    tls_ca: ReloadableFile = ""
     """PEM file of authorities that the store's certificate is checked against; empty: the machine's."""
-    tls_certificate: str = ""
+    tls_certificate: ReloadableFile = ""
     """PEM file of the certificate that is presented to the store, and its key unless `tls_key` names it."""
-    tls_key: str = ""
+    tls_key: ReloadableFile = ""
     """PEM file of that certificate's private key."""
 
 
@@ -603,53 +619,53 @@ class SnapshotSettings:
 class UpstreamSettings:
     """Connections to replicas: credentials, timeouts, retries and stream failover."""
 
-    api_key: str = ""
+    api_key: Reloadable[str] = ""
     """Bearer token sent to replicas instead of the client's own; empty: the client's is passed on unless keys are the
     router's (`auth.keys_file`)."""
-    api_key_file: str = ""
+    api_key_file: ReloadableFile = ""
     """File that contains the bearer token sent to replicas; read again on SIGHUP."""
-    tls_ca: str = ""
+    tls_ca: OnOffFile = ""
     """PEM file of authorities that replicas' certificates are checked against; empty: the machine's."""
-    tls_certificate: str = ""
+    tls_certificate: OnOffFile = ""
     """PEM file of the certificate that is presented to replicas, and its key unless `tls_key` names it."""
-    tls_key: str = ""
+    tls_key: ReloadableFile = ""
     """PEM file of that certificate's private key."""
-    connect_timeout_s: Seconds = 2.0
+    connect_timeout_s: Reloadable[Seconds] = 2.0
     """Seconds to connect. In one cluster that takes a millisecond."""
-    first_byte_timeout_s: Seconds = 600.0
+    first_byte_timeout_s: Reloadable[Seconds] = 600.0
     """Seconds from sending a request to the first byte of its answer, without pings. A long prompt behind a queue takes
     minutes."""
-    idle_timeout_s: Seconds = 600.0
+    idle_timeout_s: Reloadable[Seconds] = 600.0
     """Seconds between two pieces of an answer, pings left out. While its replica works a stream may be silent for an
     hour, because it may hide the tokens that it generates. At an engine without metrics such silence is accepted for
     `upstream.first_byte_timeout_s`."""
-    stall_timeout_s: Seconds = 3.0
+    stall_timeout_s: Reloadable[Seconds] = 3.0
     """Seconds beyond the time in which a replica should have sent a first token. After that it counts as stalled and
     receives no further requests, and silent requests are retried on other replicas."""
-    slow_start_s: NotNegative = 10.0
+    slow_start_s: Reloadable[NotNegative] = 10.0
     """Seconds in which a replica that came back receives a growing share of requests: its cache is empty, and so is its
     queue."""
-    keepalive_s: Seconds = 3.0
+    keepalive_s: Reloadable[Seconds] = 3.0
     """Seconds for which an idle connection to a replica is kept. Less than uvicorn's 5, so that the router closes
     first."""
-    retries_max: Count = 1
+    retries_max: Reloadable[Count] = 1
     """Number of further replicas tried if one fails before the client got a byte."""
-    retry_on_timeout: bool = False
+    retry_on_timeout: Reloadable[bool] = False
     """If true, a request that timed out is retried on another replica. Off by default: it has cost minutes of GPU time
     already."""
-    retry_ratio: NotNegative = 0.2
+    retry_ratio: Reloadable[NotNegative] = 0.2
     """Retries per request allowed on average, as Envoy's and linkerd's budgets: a dead fleet is not flooded with
     retries."""
-    retry_floor_per_s: NotNegative = 10.0
+    retry_floor_per_s: Reloadable[NotNegative] = 10.0
     """Retries per second that are always allowed, regardless of the ratio."""
-    stream_failover: Literal["off", "asked", "exact"] = "asked"
+    stream_failover: Reloadable[Literal["off", "asked", "exact"]] = "asked"
     """Stream failover, unless a key or `upstream.stream_failover_models` sets it: a broken stream is continued on
     another replica, if the whole is what one replica would have sent. `asked`: if the request asks for it
     (`x-warmroute-stream-failover`); `exact`: if the request does not decline it; `off`: never. Engines are then asked
     for token ids, and each event of such streams is read."""
-    stream_failover_models: tuple[str, ...] = ()
+    stream_failover_models: Reloadable[tuple[str, ...]] = ()
     """Stream failover of single models, in the values of `upstream.stream_failover`: `MODEL=exact`."""
-    drain_migrate_after_s: NotNegative = 5.0
+    drain_migrate_after_s: Reloadable[NotNegative] = 5.0
     """Seconds from the report that a replica is leaving or not ready (by discovery), or from a request to drain it,
     until its streams that can be continued are moved to other replicas. Shorter than the grace period that engines have
     to end."""
@@ -659,15 +675,15 @@ class UpstreamSettings:
 class LimitSettings:
     """Limits of requests, and of the data that is kept of them."""
 
-    body_bytes_max: Positive = 32 << 20
+    body_bytes_max: Reloadable[Positive] = 32 << 20
     """Bytes of a request body. A million tokens with some images; more is 413."""
-    total_body_bytes_max: Positive = 1 << 30
+    total_body_bytes_max: Reloadable[Positive] = 1 << 30
     """Bytes of all request bodies that are arriving, waiting, or with a replica that has not begun to answer. A tenant,
     or without keys an address, may hold four times the bytes that are left free; beyond that its bodies are not read
     any further."""
-    body_budget_timeout_s: Seconds = 10.0
+    body_budget_timeout_s: Reloadable[Seconds] = 10.0
     """Seconds for which a body may wait for space within `limits.total_body_bytes_max`; then 503."""
-    buffered_response_bytes_max: Count = 1 << 20
+    buffered_response_bytes_max: Reloadable[Count] = 1 << 20
     """Bytes of an answer with a Content-Length that is held until it is complete, so that a truncated one can be
     retried. A longer one, one without a length, and every stream of events are forwarded as they arrive."""
     offload_bytes_min: Count = 256 << 10
@@ -678,16 +694,16 @@ class LimitSettings:
     """Number of the last decisions kept for `/admin/decisions`."""
     json_depth_max: Positive = 256
     """Maximum depth of objects and arrays in a request body; deeper is 400."""
-    json_parts_max: Positive = 65_536
+    json_parts_max: Reloadable[Positive] = 65_536
     """Maximum of objects and arrays in a request body (messages, their parts, tools, and their contents); more is 400.
     Each takes up to 850 bytes while it is read, regardless of its size in the body."""
-    json_values_max: Positive = 1 << 20
+    json_values_max: Reloadable[Positive] = 1 << 20
     """Maximum of values in a request body, such as the token ids of a prompt; more is 400, before the body is
     decoded."""
-    parse_queue_bytes_max: Positive = 128 << 20
+    parse_queue_bytes_max: Reloadable[Positive] = 128 << 20
     """Bytes of long bodies that wait to be parsed, which one thread does; beyond it one is shed (429), of the tenant
     that has most of them waiting."""
-    parse_queue_timeout_s: Seconds = 10.0
+    parse_queue_timeout_s: Reloadable[Seconds] = 10.0
     """Seconds for which a long body may wait to be parsed; then its request is shed (429)."""
 
 
@@ -695,7 +711,7 @@ class LimitSettings:
 class ApiSettings:
     """API for clients: paths, unknown models, usage and receipts."""
 
-    passthrough: tuple[str, ...] = (
+    passthrough: Reloadable[tuple[str, ...]] = (
         "/tokenize",
         "/detokenize",
         "/v1/tokenize",
@@ -734,16 +750,16 @@ class ApiSettings:
     """Further paths, passed to the least costly replica: the paths of vLLM 0.32 and SGLang 0.5.23 that are for clients.
     All other paths are 404: engines have paths that flush caches, load adapters or put them to sleep, and those are not
     for clients."""
-    unknown_models: Literal["refuse", "pass"] = "refuse"
+    unknown_models: Reloadable[Literal["refuse", "pass"]] = "refuse"
     """Treatment of a model's name that no replica lists, after all were asked again. `refuse`: the request is refused.
     `pass`: the name is passed to the engine unchanged, if one base model is served: vLLM's resolvers load an adapter
     only when a request names it."""
-    ask_usage: bool | Literal["auto"] = "auto"
+    ask_usage: Reloadable[bool | Literal["auto"]] = "auto"
     """Usage of streams with clients that do not ask for it. `true`: the router asks engines for usage at the end of
     such a stream, and removes it from the answer, once a stream of the replica has shown that usage does not come
     unasked. `auto`: the same, if all engines of the model are vLLM or SGLang, which are known to send it. `false`: the
     bodies of healthy requests stay as they are, except those of tenants with a rate of tokens on such engines."""
-    receipts: bool = True
+    receipts: Reloadable[bool] = True
     """If true, answers carry `x-warmroute-*` headers with the request's replica and the reason for it."""
 
 
@@ -751,9 +767,9 @@ class ApiSettings:
 class LogSettings:
     """Log lines on standard error."""
 
-    level: str = "info"
+    level: Reloadable[str] = "info"
     """Least level of log lines: one of debug, info, warning, error."""
-    requests: bool = True
+    requests: Reloadable[bool] = True
     """If true, each request leaves a line. Lines contain no prompt and no answer."""
     format: str = "json"
     """Format of log lines: `json`, or `text` for people."""
@@ -763,9 +779,9 @@ class LogSettings:
 class Settings:
     """All settings."""
 
-    replicas: tuple[str, ...] = ()
+    replicas: Reloadable[tuple[str, ...]] = ()
     """Base URLs of the engines, without `/v1`; `10.0.0.1:8000` is short for `http://10.0.0.1:8000`."""
-    allow_empty: bool = False
+    allow_empty: Reloadable[bool] = False
     """If true, a reload may remove all `replicas` or `auth.keys_file`. Off by default: such a reload is refused,
     because an empty or half-written file looks the same."""
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
@@ -816,8 +832,9 @@ class Settings:
     """Prewarming of new replicas."""
 
 
-def field_keys() -> dict[str, Any]:
-    """Return the type of every setting, limits included, by its dotted key."""
+@cache
+def _hints() -> dict[str, Any]:
+    """Return the annotation of every setting, by its dotted key."""
     keys: dict[str, Any] = {}
     for name, hint in get_type_hints(Settings, include_extras=True).items():
         if dataclasses.is_dataclass(hint):
@@ -825,3 +842,24 @@ def field_keys() -> dict[str, Any]:
         else:
             keys[name] = hint
     return keys
+
+
+def field_keys() -> dict[str, Any]:
+    """Return the type of every setting, limits included, by its dotted key."""
+    keys = {}
+    for key, hint in _hints().items():
+        type_, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+        limits = [mark for mark in marks if not isinstance(mark, Reload)]
+        keys[key] = Annotated[(type_, *limits)] if limits else type_
+    return keys
+
+
+def reloadable_keys() -> dict[str, Reload]:
+    """Return the mark of every setting that a reload applies, by its dotted key."""
+    marks = {key: getattr(hint, "__metadata__", ()) for key, hint in _hints().items()}
+    return {key: mark for key, each in marks.items() for mark in each if isinstance(mark, Reload)}
+
+
+def get_setting(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
+    """Return the value of a setting by its dotted key."""
+    return reduce(getattr, key.split("."), settings)

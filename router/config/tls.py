@@ -7,37 +7,11 @@ connections keep their negotiated parameters. TLS 1.2 is the least (RFC 8996).
 from __future__ import annotations
 
 import ssl
-from typing import Protocol
 
 from router.config.file_contents import PEM_BYTES_MAX, content, materialize_file
+from router.config.schema import ExtProcSettings, ListenSettings, UpstreamSettings
 
-
-class OwnFiles(Protocol):
-    """Settings that name a certificate of the router's own."""
-
-    @property
-    def tls_certificate(self) -> str:
-        """File of the certificate chain."""
-
-    @property
-    def tls_key(self) -> str:
-        """File of its key."""
-
-
-class ListenerFiles(OwnFiles, Protocol):
-    """The TLS settings of `listen`."""
-
-    @property
-    def tls_client_ca(self) -> str:
-        """File of the authorities that sign clients' certificates."""
-
-
-class ReplicaFiles(OwnFiles, Protocol):
-    """The TLS settings of `upstream`."""
-
-    @property
-    def tls_ca(self) -> str:
-        """File of the authorities that sign replicas' certificates."""
+Pem = tuple[bytes, bytes, bytes]  # certificate chain, private key, authorities of clients' certificates
 
 
 def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:
@@ -71,7 +45,7 @@ def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
-def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
+def renew(context: ssl.SSLContext | None, files: UpstreamSettings) -> None:
     """Apply the current certificate and authorities to new connections of a context for replicas. It continues to trust
     earlier authorities, because OpenSSL removes none. Raises OSError."""
     if context is None:
@@ -82,20 +56,30 @@ def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
         _load_chain(context, files.tls_certificate, files.tls_key)
 
 
-def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
+def for_listener(files: ListenSettings) -> ssl.SSLContext | None:
     """Return the main listener's context by the settings; None without a certificate. Raises OSError."""
     return listener_context(files.tls_certificate, files.tls_key, files.tls_client_ca)
 
 
-def for_replicas(files: ReplicaFiles) -> ssl.SSLContext | None:
+def for_replicas(files: UpstreamSettings) -> ssl.SSLContext | None:
     """Return the context for replicas by the settings. None if no file is set: the machine's authorities are then read
     when they are needed. Raises OSError."""
     named = files.tls_ca or files.tls_certificate
     return replica_context(files.tls_ca, files.tls_certificate, files.tls_key) if named else None
 
 
-def listener_problems(certificate: str, key: str, client_ca: str, section: str = "listen") -> list[str]:
+def read_pem(files: ExtProcSettings) -> Pem | None:
+    """Return the contents of the files, or None if no certificate is configured. Raises OSError."""
+    if not files.tls_certificate:
+        return None
+    names = (files.tls_certificate, files.tls_key or files.tls_certificate, files.tls_client_ca)
+    chain, key, ca = (content(file, PEM_BYTES_MAX) if file else b"" for file in names)
+    return chain, key, ca
+
+
+def listener_problems(files: ListenSettings | ExtProcSettings, section: str = "listen") -> list[str]:
     """Return the problems of a listener's files, by the names of their settings in this section."""
+    certificate, key, client_ca = files.tls_certificate, files.tls_key, files.tls_client_ca
     if not certificate:
         named = [name for name, value in (("tls_key", key), ("tls_client_ca", client_ca)) if value]
         return [f"'{section}.{name}': needs '{section}.tls_certificate' too" for name in named]

@@ -17,10 +17,10 @@ from typing import Self
 from router.admin.added_replicas import RuntimeReplicas
 from router.admin.drain import DrainPage
 from router.admin.prewarm_endpoint import PrewarmPage
-from router.config import secrets, tls
+from router.config import tls
 from router.config.allowed_networks import parse_networks
-from router.config.api_keys import Keys, files_of_settings, keys_of
-from router.config.schema import Settings
+from router.config.api_keys import Keys
+from router.config.runtime import RuntimeConfig
 from router.control import wiring
 from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
@@ -45,15 +45,16 @@ TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving then begins 
 
 class ControlPlane:
     """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with
-    ControlPlane(settings) as control`."""
+    ControlPlane(config) as control`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings  # the settings in force
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
+        self.settings = config.settings  # the settings in force
         self.frontends: Frontends = NullFrontends()
         self.link: PeerSync | None = None  # None: no store is configured
         self.totals = ProcessTotals(lambda: self.frontends.counters())
         self.prompts: PromptEncoder | None = None  # None if events are off
-        self.tls = tls.for_replicas(settings.upstream)
+        self.tls = config.replica_tls  # of all sessions for probes and pages; its certificates are renewed in place
         self.admin_url = ""
         self._stack = AsyncExitStack()
         self._draining = False
@@ -84,7 +85,7 @@ class ControlPlane:
     def _build(self) -> None:
         """Make all parts, in the order of their dependencies."""
         s = self.settings
-        self.admin_token, self.upstream_key = _credentials(s)
+        self.admin_token, self.upstream_key = self._config.admin_token, self._config.upstream_key
         self.router = wiring.router_of(self)
         self.metrics = wiring.metrics_of(self)
         self.replicas = wiring.replicas_of(self)  # replicas named in the settings or added at run time
@@ -124,7 +125,7 @@ class ControlPlane:
             frontends=lambda: self.frontends,
         )
         self.discovered, self.probe_now = self.lifecycle.discovered, self.lifecycle.probe_now
-        self.keys = keys_of(s)
+        self.keys = self._config.keys
         wiring.warn_if_unauthenticated(s)
         if self.observatory is not None:
             self._task(self.observatory.watch(lambda: self.frontends.templates()))
@@ -259,16 +260,18 @@ class ControlPlane:
         if self.link is not None:
             self.link.take_keys(keys)
 
-    def reload(self, settings: Settings) -> None:
-        """Apply the settings that may change at run time (config/reload.py). Replicas join and leave as in any
-        other discovery. Raises SettingsError only before anything has changed."""
+    def renew_tls(self, config: RuntimeConfig) -> None:
+        """Use other certificates for new connections of probes. Raises OSError if no file descriptor is left, before
+        anything has changed."""
+        tls.renew(self.tls, config.settings.upstream)
+
+    def apply(self, config: RuntimeConfig) -> None:
+        """Apply settings that may change at run time, and the contents of their files. Replicas join and leave as in
+        any other discovery."""
+        self.settings = settings = config.settings
+        self.keys = config.keys
+        self.admin_token, self.upstream_key = config.admin_token, config.upstream_key
         upstream = settings.upstream
-        with files_of_settings():
-            keys = keys_of(settings)
-            credentials = _credentials(settings)
-            tls.renew(self.tls, upstream)  # probe sessions use it at once
-        self.settings, self.keys = settings, keys
-        self.admin_token, self.upstream_key = credentials
         self.router.configure(slow_start_s=upstream.slow_start_s, stall_timeout_s=upstream.stall_timeout_s)
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
@@ -281,9 +284,3 @@ class ControlPlane:
     def count_reload(self, result: str) -> None:
         """Count a reload: `ok` if the new settings are in force, `refused` if the old ones stay."""
         self.metrics.reloaded(result, time.time())
-
-
-def _credentials(s: Settings) -> tuple[str, str]:
-    """Return the token of the admin pages, and the API key that is sent to replicas."""
-    admin_token = secrets.read(s.admin.token, s.admin.token_file)
-    return admin_token, secrets.read(s.upstream.api_key, s.upstream.api_key_file)

@@ -6,19 +6,7 @@ from typing import Any
 
 import grpc
 
-from router.config.file_contents import PEM_BYTES_MAX, content
-from router.config.tls import ListenerFiles
-
-Pem = tuple[bytes, bytes, bytes]  # certificate chain, private key, authorities of gateways' certificates
-
-
-def read(files: ListenerFiles) -> Pem | None:
-    """Return the contents of the files, or None if no certificate is configured. Raises OSError."""
-    if not files.tls_certificate:
-        return None
-    names = (files.tls_certificate, files.tls_key or files.tls_certificate, files.tls_client_ca)
-    chain, key, ca = (content(file, PEM_BYTES_MAX) if file else b"" for file in names)
-    return chain, key, ca
+from router.config.tls import Pem
 
 
 class PickerCertificate:

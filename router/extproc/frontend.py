@@ -14,12 +14,12 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from router.config.api_keys import files_of_settings
+from router.config.runtime import RuntimeConfig
 from router.config.schema import Settings
 from router.config.url_maps import objectives
 from router.core.dialects import PATHS
 from router.eventloop import close_on_error, start_task
-from router.extproc.certificate import PickerCertificate, read
+from router.extproc.certificate import PickerCertificate
 from router.extproc.first_message_limit import HeadTurns
 from router.extproc.picker_context import ExtProcConfig, ServiceContext
 from router.extproc.service import SERVICE, ExtProcService
@@ -45,13 +45,14 @@ _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckRes
 
 
 class ExtProcFrontend:
-    """`async with ExtProcFrontend(settings, placer, ingress) as extproc`; leaving the block drains."""
+    """`async with ExtProcFrontend(config, placer, ingress, bodies) as extproc`; leaving the block drains."""
 
     def __init__(
-        self, settings: Settings, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
+        self, config: RuntimeConfig, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
     ) -> None:
         """`ingress` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
-        self._settings = settings
+        self._pem = config.extproc_pem
+        self._settings = config.settings
         self._bodies = bodies
         self._placer = placer
         self._ingress = ingress
@@ -89,15 +90,11 @@ class ExtProcFrontend:
         """Keep serving, but fail health checks regardless of the control plane."""
         self._leaving = True
 
-    def reload(self, settings: Settings) -> None:
-        """Apply settings that may change at run time (config/reload.py). Raises SettingsError before anything has
-        changed, or not at all."""
-        with files_of_settings():
-            pem = read(settings.extproc)
-        self._ingress.reload(settings)
-        self._settings = settings
-        if pem is not None and self._certificate is not None:
-            self._certificate.pem = pem
+    def apply(self, config: RuntimeConfig) -> None:
+        """Apply settings that may change at run time, and the contents of their files."""
+        self._settings = settings = config.settings
+        if config.extproc_pem is not None and self._certificate is not None:
+            self._certificate.pem = config.extproc_pem
         self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.total_body_bytes_max
 
     @property
@@ -149,8 +146,7 @@ class ExtProcFrontend:
         for each in (server, checks):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, each)
             self._stack.push_async_callback(each.stop, None)
-        pem = read(s)
-        self._certificate = PickerCertificate(pem) if pem is not None else None
+        self._certificate = PickerCertificate(self._pem) if self._pem is not None else None
         tls = self._certificate.credentials() if self._certificate is not None else None
         if self._ingress.keys is not None:
             fields = {"next": MUST_FAIL_CLOSED}

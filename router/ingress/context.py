@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from router.config import secrets, tls
-from router.config.api_keys import Keys, files_of_settings, keys_of
+from router.config.api_keys import Keys
+from router.config.runtime import RuntimeConfig
 from router.config.schema import Settings
 from router.config.url_maps import continued_models
 from router.core.types.cache_misses import Template
@@ -34,15 +34,23 @@ from router.tokenization.request_tokens import EngineTokenizer, RequestTokenizer
 
 
 class IngressContext:
-    """Shared request-handling parts of one process. Use as `async with IngressContext(settings, placer) as ingress`."""
+    """Shared request-handling parts of one process, an asynchronous context manager."""
 
-    def __init__(self, settings: Settings, placer: PlacementService, prompts: PromptEncoder | None) -> None:
-        """`prompts` belong to the control plane; None if events are off."""
-        self._settings = settings
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        placer: PlacementService,
+        prompts: PromptEncoder | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`prompts` belong to the control plane; None if events are off. `tls`: for requests of token ids from
+        replicas."""
+        self._config = config
+        settings = config.settings
         self._placer = placer
         self._prompts = prompts
         self._observer = PromptObserver(settings.insights) if settings.insights.enabled else None
-        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that requests tokens from replicas
+        self._tls = tls
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
         self.usage = UsageAsking()
@@ -59,7 +67,7 @@ class IngressContext:
         await self._stack.aclose()
 
     def _build(self) -> None:
-        s = self._settings
+        config, s = self._config, self._config.settings
         self._loop = asyncio.get_running_loop()
         if s.tracing.endpoint:
             self.tracer = Tracer(s.tracing, scheme="https" if s.listen.tls_certificate else "http")
@@ -68,48 +76,37 @@ class IngressContext:
             self._placer,
             self._tokens(self._prompts) if self._prompts is not None else None,
             _reading_rules(s),
-            secret=secrets.read(s.auth.secret, s.auth.secret_file),
+            secret=config.tenant_secret,
             messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
             observer=self._observer,
         )
         self._stack.callback(self.reader.close)
-        self.callers = Authenticator(keys_of(s), "")
-        self._show(
-            admin_token=secrets.read(s.admin.token, s.admin.token_file),
-            api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
-        )
+        self.callers = Authenticator(config.keys, "")
+        self._apply_credentials(config)
 
     def _tokens(self, prompts: PromptEncoder) -> RequestTokenizer:
-        s = self._settings
+        s = self._config.settings
         asker = None
         if s.tokens.ask_replicas:
-            self._asking_tls = tls.for_replicas(s.upstream)
-            asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
+            asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._tls)
             self._stack.push_async_callback(asker.close)
         return RequestTokenizer(prompts, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
-    def reload(self, settings: Settings) -> None:
-        """Apply settings that may change at run time (config/reload.py). Raises SettingsError only before anything
-        has changed."""
-        s = settings
-        with files_of_settings():
-            keys = keys_of(s)
-            admin_token = secrets.read(s.admin.token, s.admin.token_file)
-            api_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
-            tls.renew(self._asking_tls, s.upstream)
-        self._settings, self.callers.keys = s, keys
-        self._show(admin_token=admin_token, api_key=api_key)
-        self.reader.configure(_reading_rules(s))
+    def apply(self, config: RuntimeConfig) -> None:
+        """Apply settings that may change at run time, and the contents of their files."""
+        self.callers.keys = config.keys
+        self._apply_credentials(config)
+        self.reader.configure(_reading_rules(config.settings))
 
     @property
     def keys(self) -> Keys | None:
         """Table of keys; None if no caller needs a key. It is replaced as one object, for later requests."""
         return self.callers.keys
 
-    def _show(self, *, admin_token: str, api_key: str) -> None:
+    def _apply_credentials(self, config: RuntimeConfig) -> None:
         """Replace the token that metrics require and the API key that is sent to replicas."""
-        self.callers.admin_token = admin_token
-        self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
+        self.callers.admin_token = config.admin_token
+        self.reader.forwarding.credentials(passed_on=config.keys is None, api_key=config.upstream_key)
 
     def templates(self) -> Iterable[Template]:
         """Return prefixes that conversations of this process's clients share, new or changed since the last call."""
@@ -126,10 +123,10 @@ class IngressContext:
         """Report a request that has ended, at the end of this iteration of the event loop. One report of all records of
         an iteration takes half the time."""
         if not self._ended:
-            self._loop.call_soon(self._tell)
+            self._loop.call_soon(self._report)
         self._ended.append(record)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         ended, self._ended = self._ended, []
         for record in ended:
             self._placer.record_request(record)

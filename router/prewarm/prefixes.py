@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw
 
-from router.config.files import read_at_most
+from router.config.file_contents import content
 from router.core.dialects import PATHS, InvalidBody, prefill_only
 from router.core.prompts.json_fields import UNREADABLE
 
@@ -50,7 +50,7 @@ _decode_row = msgspec.json.Decoder(PrefixRow).decode
 def read(file: Path) -> list[WarmupPrompt]:
     """Read all requests of a file, in order. Raises PrefixesError."""
     try:
-        text = read_at_most(file, FILE_BYTES_MAX)
+        text = content(file, FILE_BYTES_MAX)
     except OSError as error:
         raise PrefixesError([f"{file}: {error.strerror or error}"]) from error
     if len(text) > FILE_BYTES_MAX:

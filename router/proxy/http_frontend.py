@@ -11,9 +11,8 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from router.config import tls
-from router.config.api_keys import files_of_settings
 from router.config.fd_limits import connections_within, log_connection_limit
+from router.config.runtime import RuntimeConfig
 from router.config.schema import Settings
 from router.eventloop import close_on_error, start_task
 from router.http.acceptor import cannot_listen, url_of
@@ -40,13 +39,14 @@ HAND_OVER_AGAIN_S = 1.0  # interval between attempts to hand over the remaining 
 
 
 class HttpFrontend:
-    """`async with HttpFrontend(settings, placer, ingress, bodies) as http`; leaving the block drains."""
+    """`async with HttpFrontend(config, placer, ingress, bodies) as http`; leaving the block drains."""
 
     def __init__(
-        self, settings: Settings, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
+        self, config: RuntimeConfig, placer: PlacementService, ingress: IngressContext, bodies: BodyBudget
     ) -> None:
         """`ingress` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
-        self._settings = settings
+        self._config = config
+        self._settings = config.settings
         self._placer = placer
         self._leaving: dict[str, asyncio.TimerHandle] = {}  # timers of leaving replicas, by id
         self._bodies = bodies
@@ -90,14 +90,10 @@ class HttpFrontend:
         await self._server.cancel_all()
         await asyncio.sleep(0)  # the outbox writes the last bytes of cut answers at the end of the loop's turn
 
-    def reload(self, settings: Settings) -> None:
-        """Apply settings that may change at run time (config/reload.py). Raises SettingsError before anything has
-        changed, or not at all."""
-        s = settings
-        with files_of_settings():
-            listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
-        self._ingress.reload(s)
-        self._settings = s
+    def apply(self, config: RuntimeConfig) -> None:
+        """Apply settings that may change at run time, and the contents of their files."""
+        self._config = config
+        self._settings = s = config.settings
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
         self.legs.linger_s = s.disagg.prefill_grace_s
@@ -107,7 +103,7 @@ class HttpFrontend:
         self._routes.configure(s)
         self._server.configure(_client_limits(s))
         self._server.cors = self._routes.cors
-        self._server.tls, self.upstream.tls = listener_tls, replica_tls
+        self._server.tls, self.upstream.tls = config.listener_tls, config.replica_tls
 
     @property
     def in_flight(self) -> int:
@@ -169,7 +165,7 @@ class HttpFrontend:
             pace=self._pace,
             alive=self._placer.note_progress,
             full=says_full,
-            tls=tls.for_replicas(s.upstream),
+            tls=self._config.replica_tls,
         )
         self._stack.push_async_callback(self.upstream.close)
         self.reader, self._callers = self._ingress.reader, self._ingress.callers
@@ -218,7 +214,7 @@ class HttpFrontend:
             self._routes.refuse,
             limits,
             admit=self._routes.admit,
-            tls=tls.for_listener(s.listen),
+            tls=self._config.listener_tls,
             outbox=self._outbox,
             pace=self._pace,
             cors=self._routes.cors,

@@ -48,7 +48,7 @@ def admin_routes(app: RouterServer) -> list[tuple[str, str]]:
 
 def main_routes(app: RouterServer) -> list[tuple[str, str]]:
     """Every route of the main listener, and some that lead nowhere."""
-    inference = [("POST", path) for path in (*PATHS, *app._settings.api.passthrough)]
+    inference = [("POST", path) for path in (*PATHS, *app._config.settings.api.passthrough)]
     stored = [(method, f"{RESPONSES}/resp_1{action}") for method, action in
               product(METHODS, ("", *(f"/{each}" for each in RESPONSE_ACTIONS)))]  # fmt: skip
     pages = [("GET", path) for path in ("/", *UNAUTHENTICATED_PATHS, METRICS, "/v1/models", "/v1/models/m")]

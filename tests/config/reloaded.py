@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from router.cli.config_loader import load
+from router.cli.config_loader import load_config
 from router.config.reload import Reloader
 from router.router_server import RouterServer
 from tests.support.fakes import FakeEngine
@@ -57,9 +57,11 @@ def write(file: Path, *engines: FakeEngine | str, **settings: Any) -> None:
 async def running(file: Path, *engines: FakeEngine | str, **settings: Any) -> AsyncIterator[Running]:
     """A router in front of these engines, every replica probed once."""
     write(file, *engines, **settings)
-    async with RouterServer(load(file)) as app:
+    config = load_config(file)
+    async with RouterServer(config) as app:
         await app.control.probe_now()
-        yield Running(app, Reloader(load(file), lambda: load(file), app.reload, app.control.count_reload), file)
+        reloader = Reloader(config.settings, lambda: load_config(file), app.apply, app.control.count_reload)
+        yield Running(app, reloader, file)
 
 
 def in_force(router: Running) -> dict[str, Any]:

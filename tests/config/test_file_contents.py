@@ -8,6 +8,7 @@ import trustme
 
 from router.config import file_contents, tls
 from router.config.api_keys import Keys
+from router.config.schema import ListenSettings
 from tests.support.keyring import Keyring
 
 
@@ -18,7 +19,7 @@ def test_what_was_checked_is_what_is_handed_on(tmp_path: Path) -> None:
     trustme.CA().issue_cert("here").private_key_and_cert_chain_pem.write_to_path(pem)
     with file_contents.recording() as files:
         Keys.load(ring.file, isolate=False, receipts=False)
-        assert not tls.listener_problems(str(pem), "", str(pem))
+        assert not tls.listener_problems(ListenSettings(tls_certificate=str(pem), tls_client_ca=str(pem)))
         ring.file.write_text("- {")
         Keys.load(ring.file, isolate=False, receipts=False)
     assert files.keys() == {str(ring.file), str(pem)}

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from router.config.reload import ON_OFF_SETTINGS, RELOADABLE, RESTART_REQUIRED, change
-from router.config.schema import Settings, field_keys
+from router.config.reload import change
+from router.config.schema import Settings, field_keys, get_setting, reloadable_keys
 from router.telemetry import logs
 from tests.config.reloaded import in_force, running
 from tests.support.fakes import FakeEngine
 from tests.support.keyring import Keyring
 
+RELOADABLE = reloadable_keys()
+ON_OFF = {key for key, mark in RELOADABLE.items() if mark.is_on_off}
 # Files; those of secrets are none of them, as salts are for ever.
 NAMED = {key for key in field_keys() if key.endswith("_file") or ".tls_" in key} - {
     "auth.secret_file",
@@ -42,31 +44,23 @@ def having(settings: Settings, key: str, value: Any) -> Settings:
     return dataclasses.replace(settings, **{section: dataclasses.replace(getattr(settings, section), **{name: value})})
 
 
-def value_of(settings: Settings, key: str) -> Any:
-    """By its dotted key."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(settings, section), name) if name else getattr(settings, key)
-
-
-def test_every_setting_is_live_or_fixed() -> None:
-    """Each is in one table and in one only, so that nobody adds one without a thought of it; files are live."""
-    assert set(field_keys()) == RELOADABLE | RESTART_REQUIRED
-    assert not RELOADABLE & RESTART_REQUIRED
-    assert ON_OFF_SETTINGS <= NAMED <= RELOADABLE
+def test_files_are_live() -> None:
+    """Files are live, so that a certificate or a key is replaced without a restart."""
+    assert ON_OFF <= NAMED <= RELOADABLE.keys()
 
 
 @pytest.mark.parametrize("key", sorted(field_keys()))
 def test_what_is_live_changes_and_nothing_else(key: str) -> None:
     """One changed setting is taken over or kept out, by its table, and named; every other stays as it was."""
-    old = having(Settings(), key, "there") if key in ON_OFF_SETTINGS else Settings()
-    new = having(old, key, other_than(value_of(old, key)))
+    old = having(Settings(), key, "there") if key in ON_OFF else Settings()
+    new = having(old, key, other_than(get_setting(old, key)))
     found = change(old, new)
     assert found.settings == (new if key in RELOADABLE else old)
     assert (found.applied, found.kept) == (((key,), ()) if key in RELOADABLE else ((), (key,)))
 
 
 @pytest.mark.promise("A reload switches neither authentication nor TLS off or on.", "admin")
-@pytest.mark.parametrize("key", sorted(ON_OFF_SETTINGS))
+@pytest.mark.parametrize("key", sorted(ON_OFF))
 def test_a_switch_needs_a_restart(key: str) -> None:
     """What is turned on or off stays as it was, and is named."""
     off, on = Settings(), having(Settings(), key, "there")
@@ -89,7 +83,7 @@ def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
     }
     given |= {"insights.normalize_tools": ["sort_tools"], "insights.history_policy": "warn"}
     for key in keys:
-        yield key.replace(".", "__"), given[key] if key in given else other_than(value_of(Settings(), key))
+        yield key.replace(".", "__"), given[key] if key in given else other_than(get_setting(Settings(), key))
 
 
 async def test_what_is_live_is_in_force(
@@ -105,7 +99,7 @@ async def test_what_is_live_is_in_force(
         before = in_force(router)
         await router.set(engine, other, **settings)
         assert in_force(router)["replicas"] != before["replicas"]
-        for name, value in wanted_of(sorted(RELOADABLE - NAMED - {"replicas", "allow_empty"})):
+        for name, value in wanted_of(sorted(RELOADABLE.keys() - NAMED - {"replicas", "allow_empty"})):
             before, logged = in_force(router), log[-1]
             settings[name] = value
             await router.set(engine, other, **settings)

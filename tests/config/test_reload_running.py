@@ -18,8 +18,16 @@ from aiohttp import ClientSession
 
 from router.cli.config_loader import load
 from router.config import files
-from router.config.reload import FILES, REFUSED, RELOADABLE, FileDebouncer, Reloader, refuse_empty
-from router.config.schema import AdminSettings, AuthSettings, ListenSettings, Settings, SettingsError
+from router.config.reload import REFUSED, FileDebouncer, Reloader, refuse_empty
+from router.config.runtime import RuntimeConfig, resolve
+from router.config.schema import (
+    AdminSettings,
+    AuthSettings,
+    ListenSettings,
+    Settings,
+    SettingsError,
+    reloadable_keys,
+)
 from tests.config.reloaded import in_force, running, write
 from tests.http.test_tls import secured
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle
@@ -83,8 +91,8 @@ async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: 
                 async with client.post(app.url + CHAT, json=body(), headers=headers, ssl=trusting) as response:
                     assert response.status == status
             assert engine.seen[-1].headers["authorization"] == "Bearer key-1"
-            assert app.http._desk._asking_tls is not None
-            assert app.http._desk._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
+            assert app.control.tls is not None
+            assert app.control.tls.cert_store_stats()["x509_ca"] == len(authorities)
             for number, status in ((1, 200), (0, 401)):
                 bearer = {"Authorization": f"Bearer admin-token-{number:04}"}
                 async with client.get(app.admin_url + "/metrics", headers=bearer) as response:
@@ -97,7 +105,7 @@ async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: 
 async def test_a_file_that_goes_meanwhile(
     tmp_path: Path, engine: FakeEngine, caplog: pytest.LogCaptureFixture, gone: str
 ) -> None:
-    """What was checked and is gone when it is to be applied is said like any other problem, and nothing changes."""
+    """A file that is gone when it is read is reported like any other problem, and nothing changes."""
     Keyring(tmp_path, acme={})
     (tmp_path / "token").write_text("t" * 16)
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -110,7 +118,7 @@ async def test_a_file_that_goes_meanwhile(
         write(tmp_path / "file", engine, **settings, upstream__retries_max=7)
         checked = load(tmp_path / "file")
         (tmp_path / gone).unlink()
-        await Reloader(checked, lambda: checked, router.app.reload, router.app.control.count_reload).reload()
+        await Reloader(checked, lambda: resolve(checked), router.app.apply, router.app.control.count_reload).reload()
         assert in_force(router) == before
         (said,) = [record for record in caplog.records if record.getMessage() == REFUSED]
         assert "No such file" in vars(said)["fields"]["problem"]
@@ -301,11 +309,11 @@ async def test_a_bug_while_reloading_is_not_the_end() -> None:
     """The next reload works."""
     told, settings = list[str](), Settings()
 
-    def apply(_: Settings) -> None:
+    def apply(_: RuntimeConfig) -> None:
         if not told:
             raise ZeroDivisionError
 
-    reloader = Reloader(settings, lambda: settings, apply, told.append)
+    reloader = Reloader(settings, lambda: resolve(settings), apply, told.append)
     watching = asyncio.create_task(reloader.watch())
     for n in (1, 2):
         reloader.ask()
@@ -321,16 +329,16 @@ async def test_a_secret_that_is_exchanged(tmp_path: Path) -> None:
     mounted, told = tmp_path / "token", list[str]()
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
-        (tmp_path / version / "token").write_text(version)
+        (tmp_path / version / "token").write_text(version * 8)
     (tmp_path / "data").symlink_to("one")
     mounted.symlink_to("data/token")
     listen, admin = ListenSettings(file_watch_interval_s=0.01), AdminSettings(token_file=str(mounted))
     settings = Settings(listen=listen, admin=admin)
     read, looked = list[str](), asyncio.Event()
 
-    def reread() -> Settings:
+    def reread() -> RuntimeConfig:
         read.append(mounted.read_text())
-        return settings
+        return resolve(settings)
 
     def said(result: str) -> None:
         told.append(result)
@@ -345,10 +353,10 @@ async def test_a_secret_that_is_exchanged(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         await looked.wait()
     looked.clear()
-    (tmp_path / "two" / "token").write_text("three")
+    (tmp_path / "two" / "token").write_text("three" * 8)
     async with asyncio.timeout(60):
         await looked.wait()
-    assert (read, told) == (["two", "three"], ["ok", "ok"])
+    assert (read, told) == (["two" * 8, "three" * 8], ["ok", "ok"])
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
@@ -363,7 +371,6 @@ def test_a_file_that_is_being_written() -> None:
 
 def test_every_file_that_is_live_is_looked_at() -> None:
     """A live setting that names a file is among those that are looked at, by its name."""
-    named = {
-        key for key in RELOADABLE if key.endswith(("_file", "tls_certificate", "tls_key", "tls_ca", "tls_client_ca"))
-    }
-    assert {*FILES} == named
+    marks = reloadable_keys()
+    named = {key for key in marks if key.endswith(("_file", "tls_certificate", "tls_key", "tls_ca", "tls_client_ca"))}
+    assert {key for key, mark in marks.items() if mark.is_file} == named

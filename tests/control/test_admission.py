@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.core.placement.policies import POLICIES
 from router.core.types.requests import Priority
 from router.router_server import RouterServer
@@ -251,7 +252,7 @@ async def test_who_is_held_finds_a_place_or_is_turned_away(
         patient.hold = False
         await engine.at_work.wait()
         patient.hold = True
-        app.reload(settings(engine, **limits))  # now that both have come
+        app.apply(resolve(settings(engine, **limits)))  # now that both have come
         done, (first,) = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         assert [each.result()[:1] for each in done] == [(429,)]
         engine.go_on.set()

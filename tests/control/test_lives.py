@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.config.schema import SettingsError
 from router.core.fleet.lease import Lease
 from router.core.types.replicas import Replica
@@ -39,7 +40,7 @@ def body(prompt: str = LONG, *, stream: bool = True) -> dict[str, Any]:
 @asynccontextmanager
 async def routing(source: Told, *replicas: Replica, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that knows these from its source, all of them ready."""
-    async with RouterServer(settings(**overrides)) as app:
+    async with RouterServer(resolve(settings(**overrides))) as app:
         source.say(*replicas)
         await until(lambda: len(app.router.fleet.ready()) == len(replicas))
         yield app
@@ -271,7 +272,7 @@ async def test_pages_say_where_replicas_come_from(client: ClientSession, told: T
     for each who comes and goes."""
     async with FakeEngine() as listed, FakeEngine(version={"version": "0.32.0"}) as found:
         pod = Replica(found.url, "uid-1", "ns/pod-1", "node-7")
-        async with RouterServer(settings(listed)) as app:
+        async with RouterServer(resolve(settings(listed))) as app:
             told.say(pod)
             await until(lambda: len(app.router.fleet.ready()) == 2)
             told.now = Status(fresh=False, why="403: list pods", stale_s=7.5, errors=3, replicas=1)
@@ -310,7 +311,7 @@ async def test_readiness_without_a_list(client: ClientSession, told: Told, caplo
     configured; with a replica of the settings it does not wait for the source."""
     source = {"discovery__source": "dns", "discovery__dns_name": "vllm.svc", "discovery__port": 8000}
     async with FakeEngine() as engine:
-        async with RouterServer(settings(**source)) as app:
+        async with RouterServer(resolve(settings(**source))) as app:
             assert not app.control.discovered.is_set()
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 503
@@ -320,9 +321,9 @@ async def test_readiness_without_a_list(client: ClientSession, told: Told, caplo
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 200
         assert "no replicas are configured" not in caplog.text
-        async with RouterServer(settings(engine)) as app:
+        async with RouterServer(resolve(settings(engine))) as app:
             await until(app.router.fleet.ready)
-        async with RouterServer(settings()):
+        async with RouterServer(resolve(settings())):
             assert "no replicas are configured" in caplog.text
 
 
@@ -337,5 +338,5 @@ async def test_a_source_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> No
     module.KubernetesDiscovery = Refuses  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(SettingsError, match="is required outside of a pod"):
-        async with RouterServer(settings(discovery__source="kubernetes", discovery__selector="app=vllm")):
+        async with RouterServer(resolve(settings(discovery__source="kubernetes", discovery__selector="app=vllm"))):
             pass

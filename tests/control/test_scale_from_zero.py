@@ -7,6 +7,7 @@ import json
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.core.types.replicas import Replica
 from router.router_server import RouterServer
 from tests.http.wire import CHAT
@@ -39,7 +40,7 @@ async def test_a_router_without_replicas_is_ready_where_that_is_wanted(
     """Once its source has said that there are none; a replica that comes then, and is not looked at yet, takes nothing
     of that away. What it refuses is counted from 0, so that the first refusal is seen."""
     expected = 200 if allowed else 503
-    async with RouterServer(settings(discovery__scale_from_zero=allowed)) as app, FakeEngine() as engine:
+    async with RouterServer(resolve(settings(discovery__scale_from_zero=allowed))) as app, FakeEngine() as engine:
         assert await status(client, app.url + "/readyz") == 503, "nothing is known yet"
         told.say()
         await until(app.control.discovered.is_set)
@@ -64,7 +65,7 @@ async def test_a_router_without_replicas_is_ready_where_that_is_wanted(
 
 async def test_replicas_that_are_listed_are_looked_at_first(client: ClientSession, told: Told) -> None:
     """A router that starts beside replicas must not refuse what they could serve a moment later."""
-    async with FakeEngine() as engine, RouterServer(settings(discovery__scale_from_zero=True)) as app:
+    async with FakeEngine() as engine, RouterServer(resolve(settings(discovery__scale_from_zero=True))) as app:
         seen = []
         told.say(Replica(engine.url))
         while not seen or seen[-1] != 200:
@@ -84,7 +85,7 @@ async def test_each_model_of_several_is_counted_by_its_name(client: ClientSessio
     """A model that settings declare, and one whose last replica has left, are refused as ones that come again, beside
     another that is served; names that nobody knows are not, and count under no name of theirs."""
     declared = settings(discovery__scale_from_zero=True, discovery__models=("new",))
-    async with RouterServer(declared) as app, FakeEngine() as engine, FakeEngine(models=("b",)) as other:
+    async with RouterServer(resolve(declared)) as app, FakeEngine() as engine, FakeEngine(models=("b",)) as other:
         engine.rows = [{"id": "m", "owned_by": "vllm"}, {"id": "lora", "parent": "m", "owned_by": "vllm"}]
         told.say(Replica(engine.url), Replica(other.url))
         await until(lambda: len(app.control.router.members) == 2)
@@ -110,7 +111,10 @@ async def test_each_model_of_several_is_counted_by_its_name(client: ClientSessio
 
 async def test_a_model_that_was_unloaded_does_not_exist(client: ClientSession, told: Told) -> None:
     """Its replica is there still, and lists it no more."""
-    async with RouterServer(settings(discovery__scale_from_zero=True)) as app, FakeEngine(models=("m", "b")) as engine:
+    async with (
+        RouterServer(resolve(settings(discovery__scale_from_zero=True))) as app,
+        FakeEngine(models=("m", "b")) as engine,
+    ):
         told.say(Replica(engine.url))
         await until(lambda: app.control.router.members)
         await app.control.probe_now()

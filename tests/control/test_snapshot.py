@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.control.snapshot_file import MAGIC, read_chunks, write_chunks
 from router.core.kv_events.event_state_codec import UnreadableState
 from router.core.peer_sync.snapshot_format import VERSION, StateEnd, StateOrigin, encode_piece
@@ -55,7 +56,7 @@ async def test_a_router_is_as_warm_after_as_before(events: bool, tmp_path: Path)
     file = tmp_path / "state"
     async with ClientSession() as client, fleet(events=events) as engines:
         talk = Conversations(client)
-        async with RouterServer(settings(*engines.urls, file=file)) as app:
+        async with RouterServer(resolve(settings(*engines.urls, file=file))) as app:
             await ready(client, app)
             if events:
                 await until(lambda: all(m.grade is Confidence.EXACT for m in app.router.members))
@@ -64,7 +65,7 @@ async def test_a_router_is_as_warm_after_as_before(events: bool, tmp_path: Path)
             before = await talk.round(NUMBERS, 1)
         assert share(before) == 1.0
         assert len(set(talk.at.values())) > 2
-        async with RouterServer(settings(*engines.urls, file=file)) as app:
+        async with RouterServer(resolve(settings(*engines.urls, file=file))) as app:
             await ready(client, app)
             said = await state(client, app)
             assert said["replicas"] == {"restored": 4, "refused": 0, "waiting": 0}
@@ -91,14 +92,14 @@ async def test_an_engine_that_restarted_is_credited_with_nothing(events: bool, t
     async with ClientSession() as client:
         async with fleet(1, events=events) as engines:
             (url,) = engines.urls
-            async with RouterServer(settings(url, file=file)) as app:
+            async with RouterServer(resolve(settings(url, file=file))) as app:
                 await ready(client, app)
                 if events:
                     await until(lambda: all(m.grade is Confidence.EXACT for m in app.router.members))
                 talk = Conversations(client, app.url)
                 await talk.round(range(4))
         async with fleet(1, events=events, port=int(url.rpartition(":")[2])) as engines:
-            async with RouterServer(settings(url, file=file)) as app:
+            async with RouterServer(resolve(settings(url, file=file))) as app:
                 await ready(client, app)
                 said = await state(client, app)
                 assert said["replicas"] == {"restored": 0, "refused": 1, "waiting": 0}
@@ -138,7 +139,7 @@ async def test_a_file_that_is_no_use_costs_one_line(
     spoil(file)
     async with ClientSession() as client, fakes.FakeEngine() as engine:
         with caplog.at_level(logging.INFO):
-            async with RouterServer(settings(engine.url, file=file, snapshot__bytes_max=100_000)) as app:
+            async with RouterServer(resolve(settings(engine.url, file=file, snapshot__bytes_max=100_000))) as app:
                 await ready(client, app)
                 assert why in (await state(client, app))["why"]
                 async with client.post(app.url + "/v1/completions", json={"model": "m", "prompt": "x"}) as response:
@@ -153,7 +154,7 @@ async def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog
     file = tmp_path / "gone" / "state"
     async with ClientSession() as client, fakes.FakeEngine() as engine:
         with caplog.at_level(logging.INFO):
-            async with RouterServer(settings(engine.url, file=file, snapshot__interval_s=0.05)) as app:
+            async with RouterServer(resolve(settings(engine.url, file=file, snapshot__interval_s=0.05))) as app:
                 await ready(client, app)
                 assert app.control.state is not None
                 await until(lambda: app.control.state and app.control.state.figures().files["failed"] >= 3)
@@ -170,12 +171,12 @@ async def test_readiness_waits_no_longer_than_it_may(tmp_path: Path) -> None:
     """A replica that never proves to be the same holds the router back for as long as the setting says."""
     file = tmp_path / "state"
     async with ClientSession() as client, fakes.FakeEngine(metrics="") as engine:
-        async with RouterServer(settings(engine.url, file=file)) as app:
+        async with RouterServer(resolve(settings(engine.url, file=file))) as app:
             await ready(client, app)
-        async with RouterServer(settings(engine.url, file=file, snapshot__readiness_wait_s=0.0)) as app:
+        async with RouterServer(resolve(settings(engine.url, file=file, snapshot__readiness_wait_s=0.0))) as app:
             await until(lambda: bool(app.router.ready()))
             assert (await client.get(app.url + "/readyz")).status == 200
-        async with RouterServer(settings(engine.url, file=file, snapshot__readiness_wait_s=600.0)) as app:
+        async with RouterServer(resolve(settings(engine.url, file=file, snapshot__readiness_wait_s=600.0))) as app:
             await ready(client, app)  # nothing says that it is the same: that is known at the first probe
             assert (await state(client, app))["replicas"] == {"restored": 0, "refused": 1, "waiting": 0}
 
@@ -187,7 +188,7 @@ async def test_the_file_has_hashes_only(tmp_path: Path) -> None:
     """No text of a prompt or an answer, and no key of a client, is in it."""
     file = tmp_path / "state"
     async with ClientSession() as client, fleet(1, events=True) as engines:
-        async with RouterServer(settings(*engines.urls, file=file)) as app:
+        async with RouterServer(resolve(settings(*engines.urls, file=file))) as app:
             await ready(client, app)
             body = {
                 "model": "sim",

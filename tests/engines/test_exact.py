@@ -17,6 +17,7 @@ from aiohttp import ClientSession
 from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
 from loadtest.fake_engine.step import Limits
 from loadtest.fake_engine.zoo.member import DENSE, Member
+from router.config.runtime import resolve
 from router.core.types.placements import Confidence
 from router.router_server import RouterServer
 from tests.support import fakes
@@ -58,7 +59,7 @@ async def replicas(
 @asynccontextmanager
 async def routing(*urls: str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router that has found out what there is to find out."""
-    async with RouterServer(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides)) as app:
+    async with RouterServer(resolve(fakes.settings(*urls, tokens__deadline_s=20.0, **overrides))) as app:
         await app.control.probe_now()
         yield app
 

@@ -16,6 +16,7 @@ from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettin
 from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.fake_engine.peers import PeerLimits
 from loadtest.fake_engine.step import Limits
+from router.config.runtime import resolve
 from router.config.schema import P2pSettings
 from router.core.dialects.p2p_body import with_pull
 from router.core.types.placements import Confidence
@@ -57,7 +58,7 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, RouterServer]
                 pass
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
         more = {"p2p__endpoints": tuple(named), "p2p__gb_per_s": 1_000.0, **overrides}
-        async with RouterServer(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
+        async with RouterServer(resolve(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more))) as app:
             await app.control.probe_now()
             async with asyncio.timeout(60):
                 while any(member.grade is not Confidence.EXACT for member in app.router.members):

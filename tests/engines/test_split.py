@@ -1,4 +1,4 @@
-"""Roles, handshakes and pairs as a control plane finds them, and whole requests in two legs by the Router's own choice."""
+"""Roles, handshakes and pairs as a control plane finds them; whole requests in two legs by the Router's own choice."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.core.types.disagg_types import KvConnector
 from router.router_server import RouterServer
 from tests.support import fakes
@@ -43,7 +44,7 @@ async def test_roles_and_pairs_are_told(handshake: KvConnector) -> None:
 
 async def test_without_roles_nothing_is_told() -> None:
     """A replica that does everything for itself has the role of all, no handshake and no address."""
-    async with fakes.FakeEngine() as engine, RouterServer(fakes.settings(engine.url)) as app:
+    async with fakes.FakeEngine() as engine, RouterServer(resolve(fakes.settings(engine.url))) as app:
         await app.control.probe_now()
         (row,) = await rows(app)
         assert (row["role"], row["split"], row["pull_address"]) == ("both", None, None)

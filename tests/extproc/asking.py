@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from router.cli.config_loader import load
+from router.config.runtime import resolve
 from router.extproc import extproc_pb2 as pb
 from router.extproc.metadata import DESTINATION, LB, SERVED, SUBSET, SUBSET_HINT
 from router.extproc.request_body import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED, ExtProcClient
@@ -43,7 +44,7 @@ async def picking(*engines: FakeEngine, **settings: Any) -> AsyncIterator[Router
         "probe.interval_s": 0.05,
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
-    async with RouterServer(load(overrides=flat)) as app:
+    async with RouterServer(resolve(load(overrides=flat))) as app:
         await app.control.probe_now()
         await until(lambda: len(app.router.ready()) == sum(engine.healthy for engine in engines))
         yield app

@@ -1,4 +1,4 @@
-"""Lifecycle of the frontend: health, TLS, both frontends in one process, draining, what is misused, and its messages."""
+"""Lifecycle of the frontend: health, TLS, both frontends in one process, draining, misuse, and its messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from aiohttp import ClientSession
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.cli.config_loader import load
+from router.config.runtime import resolve
 from router.config.schema import SettingsError
 from router.extproc import extproc_pb2 as pb
 from router.extproc.service import SERVICE
@@ -92,13 +93,13 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
     async with picking(engine, extproc__tls_certificate=str(file)) as app:
         assert await picks(app, old)
         new = write(1)
-        app.reload(app._settings)
+        app.apply(resolve(app._config.settings))
         assert await picks(app, new)
         assert not await picks(app, old)
 
 
 async def test_both_faces_in_one_process(engine: FakeEngine, other: FakeEngine, client: ClientSession) -> None:
-    """A conversation that began at one frontend is known at the other: both share request handling and control plane."""
+    """A conversation that began at one frontend is known at the other: they share the control plane."""
     text = "word " * 2_000
     async with picking(engine, other, listen__mode="both") as app:
         async with client.post(app.http.url + CHAT, json={"model": "m", "messages": [

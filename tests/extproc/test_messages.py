@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.config.runtime import resolve
 from router.extproc import extproc_pb2 as pb
 from router.extproc.protobuf import bytes_and_end
 from router.extproc.stream_messages import LONG, SAY_S, MalformedCount
@@ -288,5 +289,5 @@ async def test_the_log_says_what_the_gateway_must_have(
         (what,) = said()
         assert "failure_mode_allow: false" in what
         assert "FailClose" in what
-        app.reload(app._settings)
+        app.apply(resolve(app._config.settings))
     assert len(said()) == 1

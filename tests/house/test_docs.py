@@ -16,6 +16,7 @@ from router import former_names
 from router.admin.pages import Pages
 from router.cli.config_loader import load
 from router.config.api_keys import Keys
+from router.config.runtime import resolve
 from router.config.schema import Settings, field_keys
 from router.core.dialects import PATHS
 from router.core.placement.policies import POLICIES
@@ -60,7 +61,7 @@ def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
         part, _, name = key.rpartition(".")
         default = yaml.safe_load(re.findall(r"`([^`]*)`", row[1])[0])
         (tree.setdefault(part, {}) if part else tree)[name] = default
-        assert len(row[2]) > 10, key
+        assert len(row[3]) > 10, key
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump(tree))
 
@@ -73,7 +74,7 @@ async def test_every_metric_is_in_the_table() -> None:
     names of renamed metrics."""
     documented = {row[0].strip("`"): row for row in table(METRICS)}
     settings = Settings(replicas=("http://127.0.0.1:1",), listen=on_free_ports())
-    async with RouterServer(settings) as app:
+    async with RouterServer(resolve(settings)) as app:
         app.control.metrics.failed("http://127.0.0.1:1", "connect")
         families = list(app.control.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}

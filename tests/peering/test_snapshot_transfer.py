@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.core.types.placements import Confidence
 from router.peering.frames import PeerFrame, pack_frame
 from router.peering.snapshot_transfer import RECEIVERS_MAX
@@ -34,7 +35,7 @@ async def routing(url: str, *engines: str, name: str, **more: Any) -> AsyncItera
         "snapshot__readiness_wait_s": 30.0,
         "probe__interval_s": 0.2,
     }
-    async with RouterServer(fakes.settings(*engines, **(base | more))) as app:
+    async with RouterServer(resolve(fakes.settings(*engines, **(base | more)))) as app:
         yield app
 
 

@@ -112,10 +112,10 @@ def test_what_shares_nothing_imports_nothing() -> None:
     script = (
         "import asyncio, sys\n"
         "from router.router_server import RouterServer\n"
-        "from router.cli.config_loader import load\n"
+        "from router.cli.config_loader import load_config\n"
         "async def main():\n"
         "    over = {'listen.port': 0, 'listen.admin_port': 0, 'listen.lame_duck_s': 0}\n"
-        "    async with RouterServer(load(overrides=over)):\n"
+        "    async with RouterServer(load_config(overrides=over)):\n"
         "        print(sorted(name for name in sys.modules if name.split('.')[0] in ('redis', 'hiredis')))\n"
         "asyncio.run(main())\n"
     )

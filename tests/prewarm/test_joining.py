@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from router.config.runtime import resolve
 from router.config.schema import SettingsError
 from router.core.types.replicas import Replica
 from router.router_server import RouterServer
@@ -35,7 +36,7 @@ async def joining(source: Told, *engines: FakeEngine, **overrides: Any) -> Async
     """A router that has the first of these, and is told of the others when it is ready."""
     first, *others = engines
     async with RouterServer(
-        settings(**{"prewarm__block_readiness": True, "probe__interval_s": 0.02} | overrides)
+        resolve(settings(**{"prewarm__block_readiness": True, "probe__interval_s": 0.02} | overrides))
     ) as app:
         source.say(Replica(first.url, "1"))
         await until(app.router.fleet.ready)
@@ -108,7 +109,7 @@ async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tm
         engine.script.append(mute)
         new.script.append(mute)
         async with RouterServer(
-            settings(prewarm__block_readiness=True, prewarm__prefixes_file=file_of(tmp_path, chat("a")))
+            resolve(settings(prewarm__block_readiness=True, prewarm__prefixes_file=file_of(tmp_path, chat("a"))))
         ) as app:
             told.say()
             await app.control.discovered.wait()
@@ -198,11 +199,11 @@ async def test_settings_that_change(told: Told, engine: FakeEngine, tmp_path: Pa
         file = file_of(tmp_path, chat("a"))
         async with joining(told, engine, new, prewarm__prefixes_file=file) as app:
             await new.at_work.wait()
-            app.reload(settings(probe__interval_s=0.02))
+            app.apply(resolve(settings(probe__interval_s=0.02)))
             assert len(ready(app)) == 2
             new.go_on.set()
             await until(lambda: not jobs(app))
-            app.reload(settings(probe__interval_s=0.02, prewarm__prefixes_file=file))
+            app.apply(resolve(settings(probe__interval_s=0.02, prewarm__prefixes_file=file)))
             told.say(Replica(engine.url, "1"), Replica(new.url, "2"), Replica(third.url, "3"))
             await until(lambda: third.seen)
             assert len(new.seen) == len(engine.seen) == 1
@@ -237,7 +238,7 @@ async def test_without_prompts_nobody_waits(told: Told, engine: FakeEngine, tmp_
     warming at all."""
     file = file_of(tmp_path, chat("a"))
     async with FakeEngine() as new:
-        async with RouterServer(settings(prewarm__block_readiness=True, prewarm__prefixes_file=file)) as app:
+        async with RouterServer(resolve(settings(prewarm__block_readiness=True, prewarm__prefixes_file=file))) as app:
             await asyncio.to_thread(Path(file).unlink)
             told.say(Replica(engine.url))
             await until(app.router.fleet.ready)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from router.config.runtime import resolve
 from router.http.failures import ConnectFailed
 from router.http.upstream import EngineLimits, Upstream
 from tests.http.wire import RawEngine, Wire, connect, on_uvloop, post, proxied
@@ -81,7 +82,7 @@ async def test_no_connection_in_time_costs_no_attempt(
         async def shuts_down(asked: FakeEngine, request: web.Request) -> web.StreamResponse:
             hole.close()
             await left.__aenter__()
-            app.reload(settings(engine, other, **policy))  # now a connection comes, however long it takes
+            app.apply(resolve(settings(engine, other, **policy)))  # now a connection comes, however long it takes
             return await SHUTDOWN(asked, request)
 
         right.script.append(shuts_down)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from router.config.runtime import resolve
 from router.core.dialects import PATHS
 from router.proxy.preflights import AT_ONCE_MAX
 from tests.support.fakes import FakeEngine, idle, reset, running, settings, status
@@ -307,7 +308,7 @@ async def test_origins_change_at_run_time(client: ClientSession, engine: FakeEng
     """From the next answer on, on connections that are open."""
     async with running(engine) as app:
         for origins, allowed in (((PAGE,), PAGE), (("*",), "*"), ((), None)):
-            app.http.reload(settings(engine, listen__cors_origins=origins))
+            app.apply(resolve(settings(engine, listen__cors_origins=origins)))
             async with client.get(app.url + "/v1/models", headers={"Origin": PAGE}) as answer:
                 assert answer.headers.get(ALLOW) == allowed
 

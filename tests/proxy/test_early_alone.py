@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, web
 
 from loadtest.common.answers import named_event
+from router.config.runtime import resolve
 from router.control.control_plane import ControlPlane
 from router.control.local_placement import LocalPlacementService
 from router.core.fleet.lease import Lease
@@ -168,7 +169,7 @@ class PullPlacer:
 async def pulling(*engines: FakeEngine) -> AsyncIterator[tuple[HttpFrontend, PullPlacer]]:
     """A frontend before these replicas, which pull all prompts."""
     settings = fakes.settings(*engines)
-    async with ControlPlane(settings) as control:
+    async with ControlPlane(resolve(settings)) as control:
         placer = PullPlacer(control.placer)
         async with frontend(settings, placer, control) as http:
             await control.probe_now()

@@ -114,7 +114,7 @@ async def test_what_engines_are_sent(client: ClientSession, tmp_path: Path, offl
     for kind, paths in heeded.items():
         async with FakeEngine(owned_by=kind) as engine:
             async with running(engine, limits__offload_bytes_min=offload, **ring.settings) as app:
-                for path in (*PATHS, *app._settings.api.passthrough):
+                for path in (*PATHS, *app._config.settings.api.passthrough):
                     body = {"model": "m", **BODIES.get(path, {}), "cache_salt": "mine", "extra_key": "k"}
                     for tenant in ("acme", "open"):
                         before = len(engine.seen)

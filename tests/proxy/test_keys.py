@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, FormData, web
 
+from router.config.runtime import resolve
 from router.core.placement.placement_request import PlacementRequest
 from router.core.types.requests import Priority
 from router.router_server import RouterServer
@@ -313,10 +314,10 @@ async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngi
     """A new table counts from the next request on."""
     old = Keyring(tmp_path, acme={})
     options = settings(engine, **old.settings)
-    async with RouterServer(options) as app:
+    async with RouterServer(resolve(options)) as app:
         await app.control.probe_now()
         new = Keyring(tmp_path, acme={}, more={})
-        app.http.reload(options)
+        app.apply(resolve(options))
         for headers, code in ((old.of("acme"), 401), (new.of("acme"), 200), (new.of("more"), 200)):
             async with client.post(app.url + CHAT, json=BODY, headers=headers) as response:
                 assert response.status == code

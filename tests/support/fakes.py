@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 from loadtest.common import answers
 from loadtest.common.answers import DONE, data_event, named_event
 from router.cli.config_loader import load
+from router.config.runtime import resolve
 from router.config.schema import Settings
 from router.router_server import RouterServer
 
@@ -364,8 +365,8 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
     machine that stands still for a while would reach."""
     urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
     base = {"listen.port": 0, "listen.admin_port": 0, "listen.drain_s": 2.0, "probe.interval_s": 3600.0}
-    base |= {"probe.timeout_s": 60.0, "upstream.connect_timeout_s": 60.0, "upstream.keepalive_s": 60.0}
-    base |= {"upstream.stall_timeout_s": 300.0}
+    base |= {f"upstream.{name}": 60.0 for name in ("connect_timeout_s", "keepalive_s")}
+    base |= {"probe.timeout_s": 60.0, "upstream.stall_timeout_s": 300.0}
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
     return load(overrides={"replicas": urls, **base, **dotted})
 
@@ -373,7 +374,7 @@ def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
 @asynccontextmanager
 async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator[RouterServer]:
     """A router in front of these engines, every replica probed once."""
-    async with RouterServer(settings(*engines, **overrides)) as app:
+    async with RouterServer(resolve(settings(*engines, **overrides))) as app:
         await app.control.probe_now()
         yield app
 
@@ -395,6 +396,5 @@ async def outwaited(app: RouterServer, asked: asyncio.Future[Answer], *engines: 
 def idle(app: RouterServer) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
-    return app.http.proxy.in_flight == 0 and all(
-        not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members
-    )
+    empty = all(not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members)
+    return empty and app.http.proxy.in_flight == 0

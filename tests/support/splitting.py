@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.fake_engine.peers import PeerLimits
+from router.config.runtime import resolve
 from router.config.schema import Settings
 from router.control.control_plane import ControlPlane
 from router.control.local_placement import LocalPlacementService
@@ -102,9 +103,9 @@ class SplitPlacer:
 @asynccontextmanager
 async def frontend(settings: Settings, placer: PlacementService, control: ControlPlane) -> AsyncIterator[HttpFrontend]:
     """A frontend of this control plane, which places by another service."""
-    async with IngressContext(settings, placer, control.prompts) as ingress:
+    async with IngressContext(resolve(settings), placer, control.prompts) as ingress:
         bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
-        async with HttpFrontend(settings, placer, ingress, bodies) as http:
+        async with HttpFrontend(resolve(settings), placer, ingress, bodies) as http:
             control.attach_frontends(FrontendGroup(ingress, [http]))
             yield http
 
@@ -120,7 +121,7 @@ async def splitting(
     """A frontend before these replicas, its placer, and its control plane, which has probed them once and splits
     nothing itself."""
     settings = fakes.settings(*prefill, *decode, disagg__kv_connector=handshake.value, **overrides)
-    async with ControlPlane(fakes.settings(*prefill, *decode, **overrides)) as control:
+    async with ControlPlane(resolve(fakes.settings(*prefill, *decode, **overrides))) as control:
         placer = SplitPlacer(control.placer, handshake, prefill, decode, addresses or {})
         async with frontend(settings, placer, control) as http:
             await control.probe_now()
@@ -225,7 +226,7 @@ async def hub_fleet(
             "p2p__gb_per_s": 1_000.0,
             "events__enabled": False,
         }
-        async with RouterServer(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
+        async with RouterServer(resolve(fakes.settings(*engines.urls, **{**split, **overrides}))) as app:
             await app.control.probe_now()
             yield engines, app
 

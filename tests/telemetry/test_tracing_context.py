@@ -337,7 +337,7 @@ async def test_nobody_listens(client: ClientSession, engine: FakeEngine, monkeyp
     async with running(engine, **traced(gone)) as app:
         assert [(await ask(client, app.url))[0] for _ in range(5)] == [200] * 5
     async with asyncio.timeout(60):
-        while app._desk.counters()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
+        while app._ingress.counters()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
             await asyncio.sleep(0.001)
 
 
