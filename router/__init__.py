@@ -2,7 +2,7 @@
 
 Layers, the highest first. Imports go only downwards (see ARCHITECTURE.md):
 
-    cli             command line: serve, check-config, make-key, top, explain; audit: request logs offline
+    cli             command line: serve, config, check-config, make-key, top, explain; audit: request logs offline
     router_server   one process: a control plane and its frontends
     proxy           frontend for clients: reads a request, places it, calls the replica, relays and reports
     extproc         frontend for gateways: the endpoint picker, which returns a destination for each request

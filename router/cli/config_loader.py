@@ -71,13 +71,15 @@ def load_config(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     former: FormerNames | None = None,
+    sources: dict[str, str] | None = None,
 ) -> RuntimeConfig:
     """Return the configuration by settings from all sources. `overrides` maps dotted keys to values. `former` gets the
-    former names that were given. Blocks the thread. Raises SettingsError with every problem."""
+    former names that were given, and `sources` the source of each given setting. Blocks the thread. Raises
+    SettingsError with every problem."""
     problems: list[str] = []
     used: dict[str, str] = {}
-    values = {key: value for key, (value, _) in merge_sources(file, env or {}, overrides or {}, problems, used).items()}
-    settings: Settings = _build(Settings, "", values)
+    given = _merge_sources(file, env or {}, overrides or {}, problems, used)
+    settings: Settings = _build(Settings, "", {key: value for key, (value, _) in given.items()})
     config = None
     with recording():
         problems += _check(settings)
@@ -91,10 +93,12 @@ def load_config(
         used |= {f"auth.keys_file: {name}": now for name, now in config.keys.former.items()}
     if former is not None:
         former.replace(used)
+    if sources is not None:
+        sources |= {key: source for key, (_, source) in given.items()}
     return config
 
 
-def merge_sources(
+def _merge_sources(
     file: Path | None,
     env: Mapping[str, str],
     overrides: Mapping[str, Any],

@@ -29,7 +29,7 @@ from router.telemetry.build import build, log_build_info
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-OWN_COMMANDS = frozenset(("serve", "check-config", "make-key", "audit", "top", "explain"))
+OWN_COMMANDS = frozenset(("serve", "config", "check-config", "make-key", "audit", "top", "explain"))
 SERVE = "Run the router: each request goes to the replica with the lowest cost, by its cached prefixes."
 SERVE_NOTES = """\
 example:
@@ -43,6 +43,14 @@ settings:
 signals:
   SIGTERM ends it after running answers are complete; Ctrl-C omits the additional
   seconds for load balancers; SIGHUP reloads settings, keys and certificates.
+"""
+CONFIG = """\
+Print the effective settings as YAML, each with its source: default, file, environment or flag.
+Secrets are masked. With an invalid configuration it prints one line for each problem, and
+exits with status 2. It takes the arguments of serve.
+
+example:
+  warmroute config --config warmroute.yaml | grep -v '# default'
 """
 CHECK = """\
 Check a settings file: print one line for each problem, and exit with status 2 if any.
@@ -60,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and (installed := _find_plugin_command(arguments[0])) is not None:
         return _run_installed(installed, arguments[1:])
     options = _parser().parse_args(arguments)
+    if options.command == "config":
+        return _print_config(options)
     if options.command == "check-config":
         return _check(options)
     if options.command == "make-key":
@@ -132,21 +142,11 @@ def _parser() -> CommandParser:
     serve = commands.add_parser(
         "serve", help="run the router", description=SERVE, epilog=SERVE_NOTES, formatter_class=raw
     )
-    serve.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
-    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
-    serve.add_argument(
-        "--mode",
-        metavar="MODE",
-        help="proxy: HTTP requests; extproc: endpoint picker of a gateway (gRPC); both (default: proxy)",
+    config = commands.add_parser(
+        "config", help="print the effective settings with their sources", description=CONFIG, formatter_class=raw
     )
-    serve.add_argument("--face", help=argparse.SUPPRESS)  # former name of --mode
-    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
-    serve.add_argument("--port", help="port to listen on (8000)")
-    serve.add_argument("--admin-port", metavar="PORT", help="port of the admin listener (8001)")
-    serve.add_argument("--policy", metavar="NAME", help=f"placement policy (warm): {', '.join(POLICIES)}")
-    serve.add_argument(
-        "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
-    )
+    for command in (serve, config):
+        _add_flags(command)
     check = commands.add_parser(
         "check-config",
         help="check a settings file and the environment",
@@ -154,7 +154,7 @@ def _parser() -> CommandParser:
         formatter_class=raw,
     )
     check.add_argument("file", type=Path, metavar="FILE", help="YAML file of settings, as for serve --config")
-    for command in (serve, check):
+    for command in (serve, config, check):
         command.settings = tuple(field_keys())
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting by its dotted key"
@@ -165,6 +165,25 @@ def _parser() -> CommandParser:
     _add_explain(commands.add_parser("explain", help="explain the placement of a request"))
     commands.add_parser("demo", help="compare warmroute with round robin on this machine", add_help=False)
     return parser
+
+
+def _add_flags(parser: CommandParser) -> None:
+    """Add the flags that are short for settings."""
+    parser.add_argument("--replica", action="append", metavar="URL", help="base URL of an engine; repeat for each")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings")
+    parser.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="proxy: HTTP requests; extproc: endpoint picker of a gateway (gRPC); both (default: proxy)",
+    )
+    parser.add_argument("--face", help=argparse.SUPPRESS)  # former name of --mode
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", help="port to listen on (8000)")
+    parser.add_argument("--admin-port", metavar="PORT", help="port of the admin listener (8001)")
+    parser.add_argument("--policy", metavar="NAME", help=f"placement policy (warm): {', '.join(POLICIES)}")
+    parser.add_argument(
+        "--tokenizer", action="append", metavar="[MODEL=]PATH", help="tokenizer of a model; repeat for each"
+    )
 
 
 def _add_make_key(parser: argparse.ArgumentParser) -> None:
@@ -296,6 +315,21 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
             raise SettingsError([f"--set {text}: must be KEY=VALUE"])
         assigned[key] = value
     return assigned
+
+
+def _print_config(options: argparse.Namespace) -> int:
+    """Print the settings as `serve` would load them here, after the same checks."""
+    from router.cli.effective_settings import render
+
+    former, sources = FormerNames(), dict[str, str]()
+    try:
+        config = load_config(options.config, os.environ, _overrides(options), former, sources)
+    except SettingsError as error:
+        return _complain(error)
+    if names := former.describe():
+        print(f"warmroute: {names}", file=sys.stderr)
+    print(render(config.settings, sources), end="")
+    return 0
 
 
 def _check(options: argparse.Namespace) -> int:

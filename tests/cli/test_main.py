@@ -49,6 +49,7 @@ def test_a_typing_error_gets_the_right_usage_and_a_hint(
     ("command", "said"),
     [
         ("serve", ["warmroute serve --replica http://", "WARMROUTE_LISTEN_PORT", "--set listen.port=", "SIGHUP"]),
+        ("config", ["Secrets are masked", "--replica", "warmroute config --config warmroute.yaml"]),
         ("check-config", ["FILE", "YAML file of settings", "warmroute check-config warmroute.yaml"]),
     ],
 )
