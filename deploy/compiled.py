@@ -68,7 +68,7 @@ PACKAGES = {
     "core/peer_sync": "applier cache_epochs clock_offset event_log remote_leases row_publisher sync",
     "proxy": "attempts http_proxy relay retry_budget routes",
     "extproc": (
-        "endpoints metadata picker_context processing_responses protobuf request_body request_headers"
+        "endpoints metadata picker_context processing_responses request_body request_headers"
         " response_observer response_tracker stream_handler stream_messages"
     ),
     "http": (

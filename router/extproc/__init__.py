@@ -19,8 +19,7 @@ request_headers       parses an HTTP request from Envoy's headers and computes t
 metadata              headers and metadata of gateways and clients (subset / served / objective / fairness / model)
 endpoints             addresses of replicas with the chosen one first
 processing_responses  encodes responses to Envoy
-protobuf              subset of protobuf's wire format for these
-extproc_pb2           messages from Envoy, generated from extproc.proto by `python -m deploy.protos`
+extproc_pb2           messages from and to Envoy, generated from extproc.proto by `python -m deploy.protos`
 
 Its libraries are the extra `gateway`, imported only if `listen.mode` selects this frontend.
 """

@@ -334,15 +334,15 @@ class StreamHandler:
         if lease.receipt.pull is not None:
             lines = [*lines, b"%b: %b\r\n" % (SOURCE_HEADER, lease.receipt.pull.address.encode())]
         listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)
-        destination = ",".join(listed).encode()
+        destination = ",".join(listed)
         set_, removed = header_mutations(request, lines)
         if mode == DUPLEX or (mode == BUFFERED and body is not received):
             # Without it Envoy sends chunks in full duplex, and refuses a modified body.
             set_.append((b"content-length", b"%d" % len(body)))
-        common = processing_responses.to_engine(destination, set_, removed)
         if mode == BUFFERED:
-            return [processing_responses.encode_body_response(common, destination, None if body is received else body)]
-        said = [processing_responses.encode_headers_response(common, destination)]
+            changed = None if body is received else body
+            return [processing_responses.body_response(destination, set_, removed, changed)]
+        said = [processing_responses.headers_response(destination, set_, removed)]
         if mode == DUPLEX:
             said += processing_responses.request_body_chunks(body, end=not trailers)
             if trailers:

@@ -18,13 +18,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from router.extproc import extproc_pb2 as pb
-from router.extproc.protobuf import bytes_and_end
 from router.http.body_budget import BodyBudget
 from router.http.request import BodyReservation
 
 log = logging.getLogger(__name__)
 
-LONG = 64 << 10  # size of a message from which its body is sliced out of it, with one copy instead of two
 SAY_S = 60.0  # minimum interval between two log lines about malformed messages
 
 
@@ -67,12 +65,9 @@ class Messages:
     async def read_body(self) -> tuple[str, bytes, bool]:
         """Return the kind of the next message. For a piece of the request's body, also return its bytes, and True if it
         is the last one. The kind is "" after the last message. Raises MalformedMessage."""
-        raw = await self._context.read()
-        if raw is grpc.aio.EOF:
+        message = await self.read()
+        if message is grpc.aio.EOF:
             return "", b"", True
-        if len(raw) > LONG and (found := bytes_and_end(raw, REQUEST_BODY)) is not None:
-            return "request_body", *found
-        message = self._parse_message(raw)
         kind = message.WhichOneof("request") or "none"
         if kind != "request_body":
             return kind, b"", False
@@ -85,9 +80,6 @@ class Messages:
             self._malformed.add(str(error))
             raise MalformedMessage(str(error)) from None
         return message
-
-
-REQUEST_BODY = 4  # field of a ProcessingRequest
 
 
 async def room_for(budget: BodyBudget, share: BodyReservation, size_bytes: int, wait_s: float) -> bool:
