@@ -64,16 +64,9 @@ REQUESTS, ANSWERS = _requests(), _answers()
 ODD = [*NOT_ANSWERS.values(), OK, head(SSE), head(SSE, "connection: close"), b"0\r\n\r\n", b"HTTP/1.1 204 X\r\n\r\n"]
 WORDS = (*smuggling.LINES, *smuggling.BYTES, UPGRADE, b"Connection: close\r\n", b"0\r\n\r\n", b"1\r\n", b"HTTP/1.0")
 EVENTS = (
-    *words("a"),
-    b"data: [DONE]\n\n",
-    b": ping\n\n",
-    b"\n\n",
-    b"}\n\n\r\n",
-    b"35\r\n",
-    b"0\r\n\r\n",
-    b'"usage"',
+    *words("a"), b"data: [DONE]\n\n", b": ping\n\n", b"\n\n", b"}\n\n\r\n", b"35\r\n", b"0\r\n\r\n", b'"usage"',
     b"1f\r\n",
-)
+)  # fmt: skip
 
 
 def cut(choose: random.Random, data: bytes) -> list[bytes]:

@@ -13,34 +13,10 @@ WORDS = (
     *(b"%d" % number for number in NUMBERS),
     *((number % 2**bits).to_bytes(bits // 8, "little") for number in NUMBERS for bits in (16, 32)),
     *((number % 2**bits).to_bytes(bits // 8, "big") for number in NUMBERS for bits in (16, 32, 64)),
-    b"\x00",
-    b"\xff",
-    b"\xc3\x28",
-    b"\xed\xa0\x80",
-    b"\xef\xbb\xbf",
-    b"\xf4\x90\x80\x80",
-    b"\r",
-    b"\n",
-    b"\r\n",
-    b"\n\n",
-    b"null",
-    b"true",
-    b"NaN",
-    b"Infinity",
-    b"1e999",
-    b"-0",
-    b"0.1",
-    b'"',
-    b"\\u0000",
-    b"\\ud800",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b"[" * 600,
-    b'{"a":' * 600,
-    b"\x91" * 600,
-)
+    b"\x00", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\xf4\x90\x80\x80", b"\r", b"\n", b"\r\n",
+    b"\n\n", b"null", b"true", b"NaN", b"Infinity", b"1e999", b"-0", b"0.1", b'"', b"\\u0000", b"\\ud800", b"[", b"]",
+    b"{", b"}", b"[" * 600, b'{"a":' * 600, b"\x91" * 600,
+)  # fmt: skip
 
 
 def mutated(choose: random.Random, pool: Sequence[bytes], words: Sequence[bytes], bytes_max: int) -> bytes:
@@ -106,14 +82,5 @@ def _line(choose: random.Random, data: bytearray, _: Sequence[bytes], __: Sequen
 
 
 _CHANGES: tuple[Callable[[random.Random, bytearray, Sequence[bytes], Sequence[bytes]], None], ...] = (
-    _flip,
-    _set,
-    _cut,
-    _end,
-    _splice,
-    _splice,
-    _repeat,
-    _word,
-    _word,
-    _line,
-)
+    _flip, _set, _cut, _end, _splice, _splice, _repeat, _word, _word, _line,
+)  # fmt: skip

@@ -112,24 +112,9 @@ LINES = [
 
 
 BYTES = [
-    b"\r\n",
-    b"\n",
-    b"\r",
-    b"\0",
-    b" ",
-    b"\t",
-    b":",
-    b",",
-    b";",
-    b"0",
-    b"1",
-    b"a",
-    b"-",
-    b"+",
-    b"\x80",
-    b"\xff",
+    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b",", b";", b"0", b"1", b"a", b"-", b"+", b"\x80", b"\xff",
     b"/",
-]
+]  # fmt: skip
 
 
 def mutated(choose: random.Random) -> tuple[str, bytes]:

@@ -107,31 +107,12 @@ def tokenized(data: bytes) -> None:
 
 
 SAMPLES = (
-    b"vllm:num_requests_running",
-    b"vllm:num_requests_waiting",
-    b"vllm:kv_cache_usage_perc",
-    b"vllm:cache_config_info",
-    b"vllm:prompt_tokens_total",
-    b"sglang:num_running_reqs",
-    b"sglang:token_usage",
-    b"sglang:page_size",
-    b"sglang:num_pages",
-    b"sglang:max_total_num_tokens",
-    b'{engine="0"}',
-    b'{dp_rank="1"}',
-    b'block_size="16"',
-    b'num_gpu_blocks="9"',
-    b"NaN",
-    b'enable_prefix_caching="True"',
-    b"+Inf",
-    b"1e308",
-    b"1_0",
-    b"0x10",
-    b"\n",
-    b" ",
-    b'"',
-    b"9007199254740993",
-)
+    b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc",
+    b"vllm:cache_config_info", b"vllm:prompt_tokens_total", b"sglang:num_running_reqs", b"sglang:token_usage",
+    b"sglang:page_size", b"sglang:num_pages", b"sglang:max_total_num_tokens", b'{engine="0"}', b'{dp_rank="1"}',
+    b'block_size="16"', b'num_gpu_blocks="9"', b"NaN", b'enable_prefix_caching="True"', b"+Inf", b"1e308", b"1_0",
+    b"0x10", b"\n", b" ", b'"', b"9007199254740993",
+)  # fmt: skip
 PAGES = (b'"data":[', b'"id":"m"', b'"root":', b'"created":', b'"max_model_len":', b'"owned_by":"vllm"', b'"dp_size":')
 
 TARGETS = (

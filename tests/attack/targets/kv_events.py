@@ -28,31 +28,11 @@ def kv_events(data: bytes) -> None:
 
 
 FIELDS = (
-    b"BlockStored",
-    b"BlockRemoved",
-    b"AllBlocksCleared",
-    b"block_hashes",
-    b"parent_block_hash",
-    b"token_ids",
-    b"medium",
-    b"block_size",
-    b"lora_id",
-    b"lora_name",
-    b"extra_keys",
-    b"group_idx",
-    b"kv_cache_spec_kind",
-    b"cache_salt",
-    b"GPU",
-    b"type",
-    b"ts",
-    b"events",
-    b"data_parallel_rank",
-    b"attn_dp_rank",
-    b"locality",
-    b"REMOTE",
-    b"origin",
-    b"REUSED",
-)
+    b"BlockStored", b"BlockRemoved", b"AllBlocksCleared", b"block_hashes", b"parent_block_hash", b"token_ids",
+    b"medium", b"block_size", b"lora_id", b"lora_name", b"extra_keys", b"group_idx", b"kv_cache_spec_kind",
+    b"cache_salt", b"GPU", b"type", b"ts", b"events", b"data_parallel_rank", b"attn_dp_rank", b"locality",
+    b"REMOTE", b"origin", b"REUSED",
+)  # fmt: skip
 WORDS = (
     *FIELDS,
     *(bytes((0xA0 + len(name),)) + name for name in FIELDS if len(name) < 32),

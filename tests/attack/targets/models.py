@@ -80,19 +80,10 @@ def template_inputs(data: bytes) -> None:
 
 
 JINJA = (
-    b"{% for m in messages %}",
-    b"{% endfor %}",
-    b"{{ m.content }}",
-    b"{% if ",
-    b"{% endif %}",
-    b"{% set x = messages %}",
-    b"{% macro f(c) %}",
-    b"{% endmacro %}",
-    b"{% generation %}",
-    b"{% endgeneration %}",
-    b"| tojson",
-    b"raise_exception('x')",
-)
+    b"{% for m in messages %}", b"{% endfor %}", b"{{ m.content }}", b"{% if ", b"{% endif %}",
+    b"{% set x = messages %}", b"{% macro f(c) %}", b"{% endmacro %}", b"{% generation %}", b"{% endgeneration %}",
+    b"| tojson", b"raise_exception('x')",
+)  # fmt: skip
 CONFIG = (
     b'"chat_template":',
     b'"name":"default"',

@@ -77,43 +77,16 @@ def keys_file(data: bytes) -> None:
 
 KEYS = sorted(field_keys())
 YAML = (
-    b"- ",
-    b": ",
-    b"? ",
-    b"&a ",
-    b"*a",
-    b"<<: *a",
-    b"!!python/object:os.system ",
-    b"!!binary ",
-    b"!!timestamp ",
-    b"|\n",
-    b"---\n",
-    b"...\n",
-    b"%YAML 9.9\n",
-    b"2001-99-99",
-    b"0x",
-    b"1_0",
-    b"1:60",
-    b".inf",
-    b".nan",
-    b"~",
-    b"off",
-    b"\t",
-)
+    b"- ", b": ", b"? ", b"&a ", b"*a", b"<<: *a", b"!!python/object:os.system ", b"!!binary ", b"!!timestamp ",
+    b"|\n", b"---\n", b"...\n", b"%YAML 9.9\n", b"2001-99-99", b"0x", b"1_0", b"1:60", b".inf", b".nan", b"~",
+    b"off", b"\t",
+)  # fmt: skip
 SECTIONS = tuple(f"{key.replace('.', ': {')}: ".encode() for key in KEYS)
 VARIABLES = tuple(f"{key.replace('.', '_').upper()}=".encode() for key in KEYS)
 ENTRY = (
-    b"name: ",
-    b"sha256: ",
-    b"tenant: ",
-    b"models: [",
-    b"priority: low",
-    b"isolate: true",
-    b"history_policy: off",
-    DIGEST.encode(),
-    b"requests_per_min: ",
-    b"normalize_tools: [sort_tools]",
-)
+    b"name: ", b"sha256: ", b"tenant: ", b"models: [", b"priority: low", b"isolate: true", b"history_policy: off",
+    DIGEST.encode(), b"requests_per_min: ", b"normalize_tools: [sort_tools]",
+)  # fmt: skip
 
 TARGETS = (
     Target(settings_file, (*YAML, *SECTIONS), steps=(400_000, 8_000), held_bytes=(8 << 20, 20_000)),

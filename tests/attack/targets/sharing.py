@@ -80,19 +80,8 @@ def state_pieces(data: bytes) -> None:
 
 WORDS = (b"acme", b"\x01", b"\x96", b"\x97", b"\xcb\x7f\xf8\0\0\0\0\0\0", b"\xc0", b"\xc2", b"\xc3", b"\x95", b"\x93")
 URL_WORDS = (
-    b"redis",
-    b"rediss",
-    b"valkey",
-    b"+sentinel",
-    b"+cluster",
-    b"://",
-    b"@",
-    b"%40",
-    b"[::1]",
-    b"?",
-    b"&",
-    b",",
-)
+    b"redis", b"rediss", b"valkey", b"+sentinel", b"+cluster", b"://", b"@", b"%40", b"[::1]", b"?", b"&", b",",
+)  # fmt: skip
 
 STATE_WORDS = (b"origin", b"replica", b"stream", b"blocks", b"copies", b"touches", b"fits", b"homes", b"models", b"end")
 

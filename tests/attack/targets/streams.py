@@ -58,36 +58,12 @@ def _error_event(dialect: Dialect, tail: bytes) -> None:
 
 
 WORDS = (
-    b"data: ",
-    b"data:",
-    b"event: ",
-    b"event: message_stop\n",
-    b": ping\n\n",
-    b"\n\n",
-    b"\r\n\r\n",
-    b"\r",
-    b"id: 1\n",
-    b'"usage":{',
-    b'"prompt_tokens":',
-    b'"completion_tokens":',
-    b'"cached_tokens":',
-    b'"prompt_tokens_details":{',
-    b'"finish_reason":"stop"',
-    b'"choices":[]',
-    b'"error":{',
-    b'"code":500',
-    b'"type":"response.completed"',
-    b"[DONE]",
-    b'"stop_reason":"',
-    b'"type":"message_stop"',
-    b'"meta_info":{',
-    b'"sequence_number":',
-    b'"input_tokens":',
-    b'"index":1',
-    b'"cache_read_input_tokens":',
-    b'"hidden_states":[',
-    b'"sglext":{',
-    b'"type":"response.failed"',
-)
+    b"data: ", b"data:", b"event: ", b"event: message_stop\n", b": ping\n\n", b"\n\n", b"\r\n\r\n", b"\r",
+    b"id: 1\n", b'"usage":{', b'"prompt_tokens":', b'"completion_tokens":', b'"cached_tokens":',
+    b'"prompt_tokens_details":{', b'"finish_reason":"stop"', b'"choices":[]', b'"error":{', b'"code":500',
+    b'"type":"response.completed"', b"[DONE]", b'"stop_reason":"', b'"type":"message_stop"', b'"meta_info":{',
+    b'"sequence_number":', b'"input_tokens":', b'"index":1', b'"cache_read_input_tokens":', b'"hidden_states":[',
+    b'"sglext":{', b'"type":"response.failed"',
+)  # fmt: skip
 
 TARGETS = (Target(events, WORDS), Target(usage, WORDS, steps=(40_000, 600)))

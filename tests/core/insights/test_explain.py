@@ -59,21 +59,8 @@ def test_it_adds_up_whatever_is_said(requests: list[tuple[Any, ...]]) -> None:
     """Hits and misses are the prompt's tokens whatever placement, texts and memory say, also where they contradict one
     another; and so they are by whatever count the engine gives, with its own number of hits."""
     it = explainer()
-    for now_s, (
-        blocks,
-        which,
-        depth,
-        predicted,
-        spilled,
-        grade,
-        block,
-        ratio,
-        prompt,
-        retry,
-        life,
-        seen,
-        usage,
-    ) in enumerate(requests):
+    for now_s, request in enumerate(requests):
+        blocks, which, depth, predicted, spilled, grade, block, ratio, prompt, retry, life, seen, usage = request
         chain = Chain([which * 100 + n for n in range(blocks)], 1, which, (), 1)
         receipt = Receipt("a", "warm", PlacementReason.WARM, grade, prompt, predicted, spilled_tokens=spilled)
         held = min(depth, blocks)

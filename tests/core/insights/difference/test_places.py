@@ -300,59 +300,19 @@ def test_another_agent_with_some_of_the_tools_is_no_change_of_them() -> None:
     assert seen(CHAT, other, chat())[:2] == (None, 0)
 
 
+MARKS = (b"\x1e", b"\x1d", b"\x1f", b"\x1euser\x1f", b"\x1eassistant\x1f", b"\x1dtools\x1f", b"\x1dtool_calls\x1f")
+VALUES = (b'[{"id":"a"}]', b'{"a":{"b":1}}', b'[{"function":{"name":"n","arguments":{}}}]', b"2026-11-20")
 TEXT = st.lists(
-    st.sampled_from(
-        [
-            b"\x1e",
-            b"\x1d",
-            b"\x1f",
-            b"\x1euser\x1f",
-            b"\x1eassistant\x1f",
-            b"\x1dtools\x1f",
-            b"\x1dtool_calls\x1f",
-            b'[{"id":"a"}]',
-            b'{"a":{"b":1}}',
-            b"2026-11-20",
-            b"\xff",
-            b"x y",
-            b'[{"function":{"name":"n","arguments":{}}}]',
-            b"\n",
-            b"  ",
-            b"17",
-            b"",
-        ]
-    )
-    | st.binary(max_size=9),
-    max_size=16,
+    st.sampled_from([*MARKS, *VALUES, b"17", b"x y", b"\xff", b"\n", b"  ", b""]) | st.binary(max_size=9), max_size=16
 ).map(b"".join)
 
-
+FIELDS = (
+    "messages", "input", "system", "tools", "role", "content", "type", "text", "tool_calls", "instructions", "prompt",
+    "arguments", "output",
+)  # fmt: skip
 JSONS = st.recursive(
     st.none() | st.integers() | st.sampled_from(["user", "text", "tool_result", "tool_use", "function_call", "x"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "messages",
-                    "input",
-                    "system",
-                    "tools",
-                    "role",
-                    "content",
-                    "type",
-                    "text",
-                    "tool_calls",
-                    "instructions",
-                    "prompt",
-                    "arguments",
-                    "output",
-                ]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
     max_leaves=12,
 ).map(lambda value: json.dumps(value).encode())
 
