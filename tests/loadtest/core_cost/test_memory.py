@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.common.report import Row, write_json
+from loadtest.common.report import Row
 from loadtest.core_cost import decision as cost
 from loadtest.core_cost import memory, sizing
-from loadtest.docgen import command as pages
+from tests.loadtest.rendering import Page
 
 
 @pytest.fixture
@@ -69,19 +69,10 @@ def test_goals_are_judged() -> None:
 
 def test_the_page_is_rendered(tmp_path: Path) -> None:
     """A line for each case, in words; half a run changes nothing."""
-    file, target = tmp_path / "memory.json", tmp_path / pages.BLOCKS["memory"]
-    target.parent.mkdir(parents=True)
-    before = "a\n<!-- memory:begin -->\nold\n<!-- memory:end -->\nb\n"
-    target.write_text(before)
-    rows = [*made(), *memory.sums(made())]
-    write_json(file, "cost --memory", rows[:-1])
-    assert pages.main(["--memory", str(file), "--root", str(tmp_path)]) == 1
-    assert target.read_text() == before
-    write_json(file, "cost --memory", [replace(row, got=1_234.0) for row in rows])
-    assert pages.main(["--memory", str(file), "--root", str(tmp_path)]) == 0
-    text = target.read_text()
+    page, rows = Page(tmp_path, "memory"), [*made(), *memory.sums(made())]
+    page.refuse("cost --memory", rows[:-1])
+    text = page.render("cost --memory", [replace(row, got=1_234.0) for row in rows])
     assert all(f"| {words} | 1,234 |" in text for words in memory.WORDS.values())
-    assert "old" not in text
 
 
 def test_the_command_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

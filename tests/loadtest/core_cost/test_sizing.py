@@ -13,7 +13,7 @@ from rich.console import Console
 from loadtest.common.report import Row, write_json
 from loadtest.core_cost import sizing
 from loadtest.core_cost.sizing_report import FULL, IDLE, SHORT, STREAMS, SizingError, cells, rule, rule_lines
-from loadtest.docgen import command as pages
+from tests.loadtest.rendering import Page
 
 REPLICAS, NUMBERS = (4, 32, 128), (100, 300, 1_000)
 
@@ -83,20 +83,12 @@ def test_no_rule_of_half_a_run(case: str) -> None:
 
 def test_figures_are_rendered(tmp_path: Path) -> None:
     """The table has a line a row and the rule under it; half a run, or one with errors, changes nothing."""
-    file, target = tmp_path / "sizing.json", tmp_path / pages.BLOCKS["sizing"]
-    target.parent.mkdir(parents=True)
-    before = "a\n<!-- sizing:begin -->\nold\n<!-- sizing:end -->\nb\n"
-    target.write_text(before)
+    page = Page(tmp_path, "sizing")
     for rows in (made()[:-1], [replace(made()[0], errors=1), *made()[1:]]):
-        write_json(file, "sizing", rows)
-        assert pages.main(["--sizing", str(file), "--root", str(tmp_path)]) == 1
-        assert target.read_text() == before
-    write_json(file, "sizing", made())
-    assert pages.main(["--sizing", str(file), "--root", str(tmp_path)]) == 0
-    text = target.read_text()
+        page.refuse("sizing", rows)
+    text = page.render("sizing", made())
     assert sum(line.startswith("| ") for line in text.splitlines()) == len(made()) + 2
     assert all(f"- {line}." in text for line in rule_lines(made()))
-    assert "old" not in text
 
 
 @pytest.mark.long

@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.common import rivals
-from loadtest.common.report import Row, write_json
-from loadtest.docgen import command as pages
+from loadtest.common.report import Row
 from loadtest.faults import command as faults
 from loadtest.faults import matrix
 from loadtest.faults.bench import Bench, CaseNotApplicable, FaultAnswer, Run, Scale, row
@@ -26,6 +25,7 @@ from loadtest.faults.report import print_report
 from loadtest.faults.report import verdict as verdict_of
 from loadtest.faults.soak import catches, slope
 from router.core.cache_state.prefix_index import PrefixIndex
+from tests.loadtest.rendering import Page
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -293,9 +293,6 @@ def test_not_for_this_is_an_error_with_a_reason() -> None:
 def test_figures_are_rendered(tmp_path: Path) -> None:
     """The page's block is made from a run's JSON and can be made again: each router's figure stands beside the promise
     that it is of; runs of some goals, without warmroute, or with slack are refused."""
-    target, file = tmp_path / pages.BLOCKS["faults"], tmp_path / "faults.json"
-    target.parent.mkdir(parents=True)
-    target.write_text("# x\n<!-- faults:begin -->\n<!-- faults:end -->\n")
     ours = [Row(router=rivals.OURS, goal=str(goal), case="a", expected=1, got=0.5, ok=True) for goal in matrix.GOALS]
     ours += [
         Row(router=rivals.OURS, goal="8", case="hung", expected=0.02, got=0.0, ok=True),
@@ -309,19 +306,20 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
         Row(router="other", goal="8", case="slow", note="n/a: no metrics"),
         Row(router="other", goal="8", case="... fail", expected=0, got=7, ok=False),
     ]
-    write_json(file, "faults --json faults.json", [*ours, *other], {"other": "1.2"})
-    for _ in range(2):
-        assert pages.main(["--faults", str(file), "--root", str(tmp_path)]) == 0
-        text = target.read_text()
-        assert "| goal | case | promised | warmroute | other |" in text
-        assert text.index("| 8 | hung | 0.02 | 0 | 0.5, missed |\n| 8 | ... fail | 0 | 0 | missed |") > 0
-        assert text.index("| 8 | slow | 0.02 | 0.03, missed | n/a |\n| 8 | ... fail | 0 | 0 | 7, missed |") > 0
-        assert f"- warmroute: {len(ours) - 1} of {len(ours)} as promised.\n- other: 0 of 3 as promised." in text
-        assert "other 1.2." in text
-    loose = [(ours, f"faults {flag}") for flag in ("--slack 3", "--counts")]
-    for some, command in ((ours[1:], "faults"), (other, "faults"), *loose):
-        write_json(file, command, some)
-        assert pages.main(["--faults", str(file), "--root", str(tmp_path)]) == 1
+    page = Page(tmp_path, "faults")
+    text = page.render("faults --json faults.json", [*ours, *other], {"other": "1.2"})
+    assert "| goal | case | promised | warmroute | other |" in text
+    assert "| 8 | hung | 0.02 | 0 | 0.5, missed |\n| 8 | ... fail | 0 | 0 | missed |" in text
+    assert "| 8 | slow | 0.02 | 0.03, missed | n/a |\n| 8 | ... fail | 0 | 0 | 7, missed |" in text
+    assert f"- warmroute: {len(ours) - 1} of {len(ours)} as promised.\n- other: 0 of 3 as promised." in text
+    assert "other 1.2." in text
+    for some, command in (
+        (ours[1:], "faults"),
+        (other, "faults"),
+        (ours, "faults --slack 3"),
+        (ours, "faults --counts"),
+    ):
+        page.refuse(command, some)
 
 
 def test_the_ports_of_a_router_are_read_from_what_it_says(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from loadtest.common.client import ReplayError
-from loadtest.common.report import Row, write_json
-from loadtest.docgen import command as pages
+from loadtest.common.report import Row
 from loadtest.insights import story
 from loadtest.insights.agents import CODER, REVIEWER, SERVICE, Agent, Conversation, ReleaseClock
+from tests.loadtest.rendering import Page
 
 
 def bodies(agent: Agent, clock: ReleaseClock, turns: int = 4, seed: int = 3) -> list[dict[str, Any]]:
@@ -96,19 +96,12 @@ def test_a_run_is_bounded(arguments: list[str]) -> None:
 
 def test_figures_are_rendered(tmp_path: Path) -> None:
     """The page's block is made from a run's JSON, again and again; half a story is refused, and one with errors."""
-    target, file = tmp_path / pages.BLOCKS["story"], tmp_path / "story.json"
-    target.parent.mkdir(parents=True)
-    target.write_text("# x\n<!-- story:begin -->\n<!-- story:end -->\n")
     rows = [
         Row(workload=phase, replicas=4, load=24.0, errors=0, token_hit_rate=rate, ttft_p50_s=0.1, ttft_p90_s=0.2)
         for phase, rate in (("before", 0.9), ("broken", 0.2), ("fixed", 0.9))
     ]
-    write_json(file, "story --mend", rows)
-    for _ in range(2):
-        assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 0
-        assert target.read_text().count("| 20.0 % | 0.10 s | 0.20 s |") == 1
-    write_json(file, "story", rows[:2])
-    assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 1
+    page = Page(tmp_path, "story")
+    assert page.render("story --mend", rows).count("| 20.0 % | 0.10 s | 0.20 s |") == 1
+    page.refuse("story", rows[:2])
     rows[1].errors = 1
-    write_json(file, "story --mend", rows)
-    assert pages.main(["--story", str(file), "--root", str(tmp_path)]) == 1
+    page.refuse("story --mend", rows)

@@ -14,8 +14,7 @@ from types import ModuleType
 import pytest
 
 from loadtest.common import rivals
-from loadtest.common.report import Row, write_json
-from loadtest.docgen import command as pages
+from loadtest.common.report import Row
 from loadtest.proxy_cost import command as overhead
 from loadtest.proxy_cost import extremes
 from loadtest.proxy_cost import failover as overhead_continuing
@@ -25,6 +24,7 @@ from loadtest.proxy_cost import report as overhead_report
 from loadtest.proxy_cost.load import CpuSample
 from loadtest.proxy_cost.report import CASES, CaseRun, goals, row_of
 from tests.loadtest.proxy_cost.routers import asked, run, warmroute
+from tests.loadtest.rendering import Page
 
 # A router of no virtue: it copies bytes between a client and the first replica.
 PIPE = """
@@ -225,9 +225,6 @@ def test_a_router_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
 
 def test_figures_are_rendered(tmp_path: Path) -> None:
     """The page's block is made from a run's JSON, again and again; runs of some cases or with slack are refused."""
-    target, file = tmp_path / pages.BLOCKS["overhead"], tmp_path / "overhead.json"
-    target.parent.mkdir(parents=True)
-    target.write_text("# x\n<!-- overhead:begin -->\n<!-- overhead:end -->\n")
     rows = [
         Row(router=router, case=case.name, errors=0, rss_mb=60.0)
         for case in CASES.values()
@@ -239,18 +236,15 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
     alone = [Row(workload="slow_reader", goal="g"), Row(workload="long_prompts", goal="g")]
     alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
     alone += [overhead_continuing.row_of([(streamed(20.0), streamed(50.0))], 0.0)]
-    write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
-    for _ in range(2):
-        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 0
-        text = target.read_text()
-        assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
-        assert "nginx 1.22.1" in text
-        assert "not judged" in text
-        assert "of those that may not (20.0 µs) | 3.00 | 2.50 | met |" in text
+    page = Page(tmp_path, "overhead")
+    text = page.render("overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
+    assert text.count("| stream300 | warmroute | 15.0 | 1.00 |") == 1
+    assert "nginx 1.22.1" in text
+    assert "not judged" in text
+    assert "of those that may not (20.0 µs) | 3.00 | 2.50 | met |" in text
     whole = [*rows, *alone]
     for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):
-        write_json(file, command, some)
-        assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 1
+        page.refuse(command, some)
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:

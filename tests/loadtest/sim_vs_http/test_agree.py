@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from loadtest.common.client import Answer
-from loadtest.common.report import Row, write_json
+from loadtest.common.report import Row
 from loadtest.common.traces import Request
-from loadtest.docgen import command as pages
 from loadtest.fake_engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.replay import demo
 from loadtest.replay.run import ReplaySettings, Sent, run_replay
@@ -35,6 +34,7 @@ from loadtest.sim_vs_http.slices import Cluster, setting_of, simulate_slice, wor
 from loadtest.simulate.engine.cluster_spec import ClusterSpec, Fault
 from loadtest.simulate.engine.world import Simulation, limits_of
 from loadtest.simulate.policies import ROWS
+from tests.loadtest.rendering import Page
 from tests.loadtest.replay.test_replay import FakeEngine, serving
 
 SETTINGS = ReplaySettings(
@@ -209,41 +209,30 @@ def test_peers_are_multiples_of_ours() -> None:
 
 def test_comparison_is_rendered_for_the_page(tmp_path: Path) -> None:
     """The page has a line for each goal of each case, with what was got of it; no goals, no page."""
-    page, file = tmp_path / pages.BLOCKS["agree"], tmp_path / "agree.json"
-    page.parent.mkdir(parents=True)
-    page.write_text("<!-- agree:begin -->\n<!-- agree:end -->\n")
-    words = ["--agree", str(file), "--root", str(tmp_path)]
     both = Comparison(
         *(Pooled(replace(row("warm", 0.8, s), case=case), 0.0, 0.0) for case, s in ((HTTP, 2.0), (SIMULATED, 3.0))), 0.1
     )
     rows = [both.http.row, both.simulated.row, *both.verdicts()]
 
-    write_json(file, "python -m loadtest agree", rows, {"warmroute": "0.1.0"})
-    assert pages.main(words) == 0
-    assert "| 2.00 / 3.00 s | p90 TTFT in percent | 20 | +50.0 | does not |" in page.read_text()
-    assert "| hit rate in points | 2 | +0.0 | agrees |" in page.read_text()
-    write_json(file, "python -m loadtest agree", rows[:2])
-    assert pages.main(words) == 1
+    page = Page(tmp_path, "agree")
+    text = page.render("python -m loadtest agree", rows, {"warmroute": "0.1.0"})
+    assert "| 2.00 / 3.00 s | p90 TTFT in percent | 20 | +50.0 | does not |" in text
+    assert "| hit rate in points | 2 | +0.0 | agrees |" in text
+    page.refuse("python -m loadtest agree", rows[:2])
 
 
 def test_peers_are_rendered(tmp_path: Path) -> None:
     """The page's block has the table, the command without this machine's folders, and the versions; rows of a
     comparison with the simulation, or of ours alone, are refused."""
-    page, file = tmp_path / pages.BLOCKS["peers"], tmp_path / "peers.json"
-    page.parent.mkdir(parents=True)
-    page.write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
-    ours, theirs = row("warm", 0.8, 2.0), row("cache_aware", 0.2, 3.0, "smg")
-    command = f"python -m loadtest agree --peers --json {file}"
+    page, ours, theirs = Page(tmp_path, "peers"), row("warm", 0.8, 2.0), row("cache_aware", 0.2, 3.0, "smg")
+    command = f"python -m loadtest agree --peers --json {page.file}"
 
-    for _ in range(2):
-        write_json(file, command, [ours, theirs], {"smg": "1.13.0"})
-        assert pages.main(["--peers", str(file), "--root", str(tmp_path)]) == 0
-        assert page.read_text().count("1.50 x") == 1
-    assert "`python -m loadtest agree --peers --json peers.json`" in page.read_text()
-    assert "smg 1.13.0" in page.read_text()
+    text = page.render(command, [ours, theirs], {"smg": "1.13.0"})
+    assert text.count("1.50 x") == 1
+    assert "`python -m loadtest agree --peers --json peers.json`" in text
+    assert "smg 1.13.0" in text
     for rows in ([ours], [theirs], [ours, theirs, replace(ours, case="agreement")]):
-        write_json(file, command, rows)
-        assert pages.main(["--peers", str(file), "--root", str(tmp_path)]) == 1
+        page.refuse(command, rows)
 
 
 @pytest.mark.long

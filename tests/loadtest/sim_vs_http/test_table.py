@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.client import Answer
-from loadtest.common.report import Row, write_json
+from loadtest.common.report import Row
 from loadtest.common.traces import Request
-from loadtest.docgen import command as pages
 from loadtest.replay.run import Sent, row_of
 from loadtest.sim_vs_http import race_table as agree_table
 from loadtest.sim_vs_http.command import main
 from loadtest.sim_vs_http.race_table import TABLE
 from loadtest.sim_vs_http.report import HTTP
+from tests.loadtest.rendering import Page
 from tests.loadtest.sim_vs_http.test_agree import SETTINGS
 
 
@@ -119,23 +119,15 @@ def test_the_table_is_raced_judged_and_written(tmp_path: Path, capfd: pytest.Cap
 
 def test_the_table_is_rendered_for_the_page(tmp_path: Path) -> None:
     """The page has the rows and a line for each verdict; as the race on traces it is refused."""
-    page, file = tmp_path / pages.BLOCKS["http"], tmp_path / "table.json"
-    page.parent.mkdir(parents=True)
-    page.write_text("<!-- http:begin -->\n<!-- http:end -->\n")
-    (tmp_path / pages.BLOCKS["peers"]).write_text("<!-- peers:begin -->\n<!-- peers:end -->\n")
+    page = Page(tmp_path, "http")
     rows = [of_table("warmroute", "warm", 1.0, 9.0, 100.0), of_table("smg", "cache_aware", 2.0, 8.0, 90.0)]
-    words = [str(file), "--root", str(tmp_path)]
+    judged = [*rows, *agree_table.judge_rows(rows)]
+    text = page.render("python -m loadtest agree --peers --table", judged, {"smg": "1.13.0"})
 
-    write_json(
-        file, "python -m loadtest agree --peers --table", [*rows, *agree_table.judge_rows(rows)], {"smg": "1.13.0"}
-    )
-
-    assert pages.main(["--http", *words]) == 0
-    assert "| overfull_chats | smg | cache_aware |" in page.read_text()
-    assert "- overfull_chats: p90 end-to-end 1.125 x, 1.05 x of smg cache_aware allowed: missed." in page.read_text()
-    assert pages.main(["--peers", *words]) == 1
-    write_json(file, "python -m loadtest agree --peers", rows)
-    assert pages.main(["--http", *words]) == 1
+    assert "| overfull_chats | smg | cache_aware |" in text
+    assert "- overfull_chats: p90 end-to-end 1.125 x, 1.05 x of smg cache_aware allowed: missed." in text
+    Page(tmp_path, "peers").refuse("python -m loadtest agree --peers --table", judged)
+    page.refuse("python -m loadtest agree --peers", rows)
 
 
 @pytest.mark.long

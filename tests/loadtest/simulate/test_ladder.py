@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.common.report import Row, write_json
-from loadtest.docgen import command as pages
+from loadtest.common.report import Row
 from loadtest.simulate import command as simulate
 from loadtest.simulate.results import ladder
+from tests.loadtest.rendering import Page
 
 
 def made(name: str, policy: str, rate: int, p90_s: float, output_tokens_per_s: float = 1_000.0) -> Row:
@@ -133,21 +133,14 @@ def test_the_calibration_is_that_of_the_job() -> None:
 
 def test_rendered_for_the_page(tmp_path: Path) -> None:
     """The page has both tables and what they come to; a part of the ladder is refused and changes nothing."""
-    page, file = tmp_path / pages.BLOCKS["ladder"], tmp_path / "ladder.json"
-    page.parent.mkdir(parents=True)
-    page.write_text("# y\n<!-- ladder:begin -->\n<!-- ladder:end -->\n")
-    words = ["--ladder", str(file), "--root", str(tmp_path)]
-    write_json(file, f"simulate --ladder --jobs 1 --json {file}", whole())
-    assert pages.main(words) == 0
-    text = page.read_text()
+    page = Page(tmp_path, "ladder")
+    text = page.render(f"simulate --ladder --jobs 1 --json {page.file}", whole())
 
     assert "`ladder_full_honest`:" in text
     assert "`python -m loadtest simulate --ladder`" in text
     assert "| `llmd_default` (estimated) | 0.80 s, 2.00 x 0.40 s |" in text
     for rows in (whole()[:-1], [row for row in whole() if row.case != "43/s"], [made("tiny", "warm", 60, 1.0)]):
-        write_json(file, "simulate --ladder", rows)
-        assert pages.main(words) == 1
-    assert page.read_text() == text
+        page.refuse("simulate --ladder", rows)
 
 
 @pytest.mark.parametrize(
