@@ -1,15 +1,19 @@
-"""An engine model that is run by hand, in simulated time."""
+"""Engine models that are run by hand, and engines that run by themselves, in simulated time."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 
 from loadtest.fake_engine.kv_pool import KvEvent
 from loadtest.fake_engine.model import EngineModel
 from loadtest.fake_engine.request import EngineRequest
-from loadtest.fake_engine.step import Step
+from loadtest.fake_engine.step import Outcome, Step
+from loadtest.simulate.engine.replicas import VirtualReplica
 
 
 @dataclass
@@ -40,8 +44,8 @@ class Clock:
         for request_id, cached in outcome.first:
             self.first_s[request_id] = self.now_s
             self.cached[request_id] = cached
-        for request_id, count in outcome.tokens:
-            self.tokens[request_id] += count
+        for request_id, tokens in outcome.tokens:
+            self.tokens[request_id] += tokens
         for request_id in outcome.finished:
             self.finished_s[request_id] = self.now_s
         self.events += outcome.events
@@ -64,3 +68,31 @@ class Clock:
         while self.step is not None:
             self.finish_step()
             self.begin()
+
+
+class Engines:
+    """What engines do when its time has come, in the order of time; and the requests that have begun and ended."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.first_s: dict[int, float] = {}
+        self.cached: dict[int, int] = {}
+        self.finished_s: dict[int, float] = {}
+        self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
+        self._count = count()
+
+    def call_at(self, when_s: float, act: Callable[[int], None], argument: int) -> None:
+        """Have that done then."""
+        heappush(self._heap, (when_s, next(self._count), act, argument))
+
+    def note(self, _: VirtualReplica, outcome: Outcome, now_s: float) -> None:
+        """Remember what came of a step."""
+        for number, cached in outcome.first:
+            self.first_s[number], self.cached[number] = now_s, cached
+        self.finished_s |= dict.fromkeys(outcome.finished, now_s)
+
+    def run(self, until_s: float = 1_000.0) -> None:
+        """Until then, or until nothing is left to do."""
+        while self._heap and self._heap[0][0] <= until_s:
+            self.now_s, _, act, argument = heappop(self._heap)
+            act(argument)

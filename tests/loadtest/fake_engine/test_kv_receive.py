@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
-
 import pytest
 
 from loadtest.fake_engine.calibration import Calibration, LinearTimes
@@ -13,9 +9,10 @@ from loadtest.fake_engine.host_tier import TierLimits
 from loadtest.fake_engine.model import EngineModel
 from loadtest.fake_engine.peers import PeerLimits
 from loadtest.fake_engine.request import EngineRequest
-from loadtest.fake_engine.step import Limits, Outcome
+from loadtest.fake_engine.step import Limits
 from loadtest.simulate.engine.replicas import VirtualReplica
 from router.core.types.disagg_types import KvConnector
+from tests.loadtest.fake_engine.clock import Engines
 
 BLOCK, BLOCKS = 4, 8
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-3, pair_s=0.0, read_s=0.0)
@@ -25,26 +22,15 @@ KEYS = list(range(1, BLOCKS + 1))
 TOKENS = BLOCK * BLOCKS + 1
 
 
-class _Pair:
+class _Pair(Engines):
     """Engines `p` and `d` in virtual time."""
 
     def __init__(self, kv_tokens: int = 40 * BLOCK) -> None:
-        self.now_s = 0.0
-        self.first: dict[int, tuple[float, int]] = {}
-        self.finished: dict[int, float] = {}
-        self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
-        self._count = count()
+        super().__init__()
         calibration = Calibration(TIMES, kv_tokens, 64)
         self.p, self.d = (
-            VirtualReplica(name, calibration, kv_tokens, LIMITS, self._at, self._hear, legs=LINK) for name in "pd"
+            VirtualReplica(name, calibration, kv_tokens, LIMITS, self.call_at, self.note, legs=LINK) for name in "pd"
         )
-
-    def _at(self, when_s: float, act: Callable[[int], None], argument: int) -> None:
-        heappush(self._heap, (when_s, next(self._count), act, argument))
-
-    def _hear(self, _: VirtualReplica, outcome: Outcome, now_s: float) -> None:
-        self.first |= {number: (now_s, cached) for number, cached in outcome.first}
-        self.finished |= dict.fromkeys(outcome.finished, now_s)
 
     def prefill(self, number: int = 1, handshake: KvConnector = KvConnector.NIXL) -> None:
         """The prefill leg comes to `p`."""
@@ -56,12 +42,6 @@ class _Pair:
         """The decode leg comes to `d`, with an answer of so many tokens."""
         assert self.p.legs is not None
         self.d.submit(EngineRequest(number, TOKENS, tokens, KEYS, handover=(self.p.legs, str(leg))), self.now_s)
-
-    def run(self, until_s: float = 1_000.0) -> None:
-        """Until then, or until nothing is left to do."""
-        while self._heap and self._heap[0][0] <= until_s:
-            self.now_s, _, act, argument = heappop(self._heap)
-            act(argument)
 
     def computed(self, number: int = 1) -> None:
         """The prefill leg has ended."""
@@ -75,12 +55,12 @@ def test_a_prompt_is_fetched_and_not_computed() -> None:
     pair = _Pair()
     pair.prefill()
     pair.run()
-    assert pair.finished[1] == pytest.approx(0.010 + TOKENS / 1e3)
+    assert pair.finished_s[1] == pytest.approx(0.010 + TOKENS / 1e3)
     pair.computed()
     pair.decode()
     begun_s = pair.now_s
     pair.run()
-    at_s, cached = pair.first[2]
+    at_s, cached = pair.first_s[2], pair.cached[2]
     assert at_s - begun_s == pytest.approx(LINK.transfer_s(BLOCK * BLOCKS) + 0.010 + 1e-3, abs=0.001)
     assert cached == BLOCK * BLOCKS
     assert pair.d.computed_tokens == 1
@@ -97,11 +77,11 @@ def test_blocks_stay_until_they_are_fetched() -> None:
     assert free == 10 - BLOCKS - 1
     pair.p.submit(EngineRequest(9, TOKENS, 1, list(range(101, 101 + BLOCKS))), pair.now_s)
     pair.run(pair.now_s + 10.0)
-    assert 9 not in pair.finished
+    assert 9 not in pair.finished_s
     pair.p.model.release(1)
     pair.p._begin() if pair.p._step is None else None
     pair.run()
-    assert 9 in pair.finished
+    assert 9 in pair.finished_s
 
 
 def test_a_decode_leg_waits_for_a_prefill_under_way() -> None:
@@ -116,8 +96,8 @@ def test_a_decode_leg_waits_for_a_prefill_under_way() -> None:
     pair.computed()
     pair.d.computed_elsewhere(2, pair.now_s)
     pair.run()
-    assert pair.finished[3] < pair.first[2][0]
-    assert pair.first[2][1] == BLOCK * BLOCKS
+    assert pair.finished_s[3] < pair.first_s[2]
+    assert pair.cached[2] == BLOCK * BLOCKS
 
 
 def test_a_preempted_decode_leg_computes_what_it_has_lost() -> None:
@@ -132,7 +112,7 @@ def test_a_preempted_decode_leg_computes_what_it_has_lost() -> None:
     pair.run()
     assert pair.d.model.arriving is not None
     assert (pair.d.model.counters.preemptions > 0, pair.d.model.arriving.lacked) == (True, 0)
-    assert {2, 4} <= pair.finished.keys()
+    assert {2, 4} <= pair.finished_s.keys()
 
 
 @pytest.mark.parametrize("how", ["unknown", "failed while it waits"])
@@ -150,7 +130,7 @@ def test_where_nothing_comes_all_is_computed(how: str) -> None:
         pair.p.legs.drop("1")
         pair.d.computed_elsewhere(2, pair.now_s)
     pair.run()
-    assert pair.first[2][1] == 0
+    assert pair.cached[2] == 0
     assert pair.d.computed_tokens == TOKENS
     assert pair.d.model.arriving is not None
     assert pair.d.model.arriving.lacked == 1
@@ -171,7 +151,7 @@ def test_a_client_that_leaves_frees_the_room(moment: str) -> None:
     pair.d.cancel(2)
     pair.run()
     assert pair.d.model.pool.free_n == 40
-    assert 2 not in pair.first
+    assert 2 not in pair.first_s
 
 
 def test_an_engine_has_a_tier_or_takes_legs() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,6 +16,7 @@ from loadtest.fake_engine.peers import PeerLimits, Peers
 from loadtest.fake_engine.request import EngineRequest
 from loadtest.fake_engine.step import Limits, Outcome
 from loadtest.simulate.engine.replicas import VirtualReplica
+from tests.loadtest.fake_engine.clock import Engines
 
 BLOCK = 4
 TIMES = LinearTimes(floor_s=0.010, token_s=1e-3, pair_s=0.0, read_s=0.0)
@@ -27,41 +26,20 @@ LINK = PeerLimits(floor_s=0.2, token_s=2e-3)
 PULL_S = LINK.transfer_s(8 * BLOCK) + TIER.load_s(8 * BLOCK)
 
 
-class _Fleet:
+class _Fleet(Engines):
     """Engines `a`, `b` and `c` in virtual time."""
 
     def __init__(self, *, kv_tokens: int = 40 * BLOCK, tier: TierLimits = TIER) -> None:
-        self.now_s = 0.0
-        self.peers = Peers(LINK)
-        self.first_s: dict[int, float] = {}
-        self.cached: dict[int, int] = {}
-        self.finished: list[int] = []
+        super().__init__()
+        self.peers, self._number = Peers(LINK), 0
         self.events: dict[str, list[KvEvent]] = {name: [] for name in "abc"}
-        self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
-        self._count, self._number = count(), 0
         calibration = Calibration(TIMES, kv_tokens, 64)
-        self.engines = {
-            name: VirtualReplica(
-                name,
-                calibration,
-                kv_tokens,
-                LIMITS,
-                self._at,
-                self._hear,
-                record_events=True,
-                tier=tier,
-                peers=self.peers,
-            )
-            for name in "abc"
-        }
+        virtual = partial(VirtualReplica, record_events=True, tier=tier, peers=self.peers)
+        self.engines = {name: virtual(name, calibration, kv_tokens, LIMITS, self.call_at, self.note) for name in "abc"}
 
-    def _at(self, when_s: float, act: Callable[[int], None], argument: int) -> None:
-        heappush(self._heap, (when_s, next(self._count), act, argument))
-
-    def _hear(self, engine: VirtualReplica, outcome: Outcome, now_s: float) -> None:
-        for number, cached in outcome.first:
-            self.first_s[number], self.cached[number] = now_s, cached
-        self.finished += outcome.finished
+    def note(self, engine: VirtualReplica, outcome: Outcome, now_s: float) -> None:
+        """Remember what came of a step, and the events of each engine."""
+        super().note(engine, outcome, now_s)
         self.events[engine.name] += outcome.events
 
     def ask(self, engine: str, name: int, *, source: str = "", blocks: int = 8) -> int:
@@ -74,9 +52,7 @@ class _Fleet:
 
     def run(self, until_s: float = 1_000.0) -> None:
         """Until then, or until nothing is left to do."""
-        while self._heap and self._heap[0][0] <= until_s:
-            self.now_s, _, act, argument = heappop(self._heap)
-            act(argument)
+        super().run(until_s)
         self.now_s = max(self.now_s, until_s) if self._heap else self.now_s
 
     def served(self, engine: str, name: int, *, source: str = "") -> tuple[float, int]:
@@ -205,7 +181,7 @@ def test_nothing_is_left_behind(operations: list[tuple[str, str, int, str]], tie
             fleet.events[engine].clear()
             open_ = {number: at for number, at in open_.items() if at != engine}
     fleet.run(fleet.now_s + 1_000)
-    assert open_.keys() <= set(fleet.finished)
+    assert open_.keys() <= fleet.finished_s.keys()
     for name, engine in fleet.engines.items():
         assert not fleet.tier(name)._loading
         assert engine.model.pool.free_n == engine.model.pool.blocks_n
