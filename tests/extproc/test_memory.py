@@ -44,7 +44,7 @@ async def test_memory_is_bounded_by_the_budget(engine: FakeEngine) -> None:
     }.items():  # fmt: skip
         command += ["--set", f"{key}={value}"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    app = SimpleNamespace(gateway=SimpleNamespace(port=port))
+    app = SimpleNamespace(extproc=SimpleNamespace(port=port))
     body = json.dumps({"model": "m", "prompt": "x" * BODY_BYTES}).encode()
     try:
         assert process.stdout is not None
