@@ -1,4 +1,4 @@
-"""Dashboards and alert rules as Python, the source of `deploy/grafana`, `deploy/prometheus` and the chart's copies.
+"""Dashboards and alert rules as Python, the source of the chart's `files/dashboards` and `files/rules.yaml`.
 
     dashboards  the panels of each dashboard, and their meaning
     grafana     panels as Grafana's JSON

@@ -1,4 +1,4 @@
-"""`python -m deploy.observability`: write dashboards and rules, and the chart's copies; `--check`: list differences."""
+"""`python -m deploy.observability`: write dashboards and rules into the chart; `--check`: list differences."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ REPO = Path(__file__).resolve().parents[2]
 
 def files() -> dict[str, str]:
     """Return the intended content of each file, by its path in the repository."""
-    boards = {f"{name}.json": to_json(board, list(BOARDS.values())) for name, board in BOARDS.items()}
-    made = {f"{folder}/{name}": text for folder in FOLDERS for name, text in boards.items()}
-    return made | dict.fromkeys(RULES, to_yaml())
+    boards = {f"{DASHBOARDS}/{name}.json": to_json(board, list(BOARDS.values())) for name, board in BOARDS.items()}
+    return {**boards, RULES: to_yaml()}
 
 
-FOLDERS = ("deploy/grafana", "helm/warmroute/files/dashboards")
-RULES = ("deploy/prometheus/rules.yaml", "helm/warmroute/files/rules.yaml")
+# In the chart, which renders only files of its own. Compose mounts the same files.
+DASHBOARDS, RULES = "helm/warmroute/files/dashboards", "helm/warmroute/files/rules.yaml"
 
 
 def differing() -> list[str]:

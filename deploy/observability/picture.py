@@ -25,6 +25,7 @@ from deploy.observability.scene import Scene, SceneError, routing, scene
 
 REPO = Path(__file__).resolve().parents[2]
 PYTHON = REPO / ".venv-k8s" / "bin" / "python"
+BOARD = REPO / "helm" / "warmroute" / "files" / "dashboards" / "overview.json"
 PICTURE = REPO / "docs" / "operate" / "overview.png"
 REPLICAS, SESSIONS, TIME_SCALE = 4, 12, 5.0
 SETTLE_S, KILL_AFTER_S = 8.0, 75.0
@@ -38,7 +39,7 @@ CAPTION = (
 
 async def gather(folder: Path, requests: int) -> dict[str, Any]:
     """Run the scenes, and return the data of the dashboard's panels."""
-    board: dict[str, Any] = json.loads((REPO / "deploy" / "grafana" / "overview.json").read_text(encoding="utf-8"))
+    board: dict[str, Any] = json.loads(BOARD.read_text(encoding="utf-8"))
     async with scene(folder, replicas=2 * REPLICAS, time_scale=TIME_SCALE) as it:
         begun_s, marks = time.time(), []
         it.replicas, fresh = it.replicas[:REPLICAS], it.replicas[REPLICAS:]

@@ -34,7 +34,7 @@ START_S = 60.0
 LONG_TOKENS = 100_000  # of an answer that certainly still runs when its replica ends
 TENANTS: dict[str, dict[str, Any]] = {"acme": {"receipts": True}, "globex": {}, "thrifty": {"requests_per_min": 5}}
 CHAT = "/v1/chat/completions"
-RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yaml"
+RULES = Path(__file__).resolve().parents[2] / "helm" / "warmroute" / "files" / "rules.yaml"
 LIVELY = {"$job": ".*", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
 
 

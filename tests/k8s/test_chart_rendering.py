@@ -105,7 +105,7 @@ def test_custom_resources_have_their_structure(with_all: list[Document]) -> None
 def test_rules_of_the_chart_are_the_rules(rendered: dict[str, list[Document]]) -> None:
     """The operator gets every rule as Prometheus gets it from the file, the templates of its annotations included;
     links go to the runbook that the values name, each to its alert's section, and nowhere without one."""
-    rules = yaml.safe_load((REPO / "deploy" / "prometheus" / "rules.yaml").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text(encoding="utf-8"))
     alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
     for rule in alerts:
         rule["annotations"]["runbook_url"] = f"https://wiki.example.com/llm#{rule['alert'].lower()}"

@@ -10,7 +10,7 @@ from deploy.observability.rules import ALERTS, recorded
 from tests.house.documents import code_blocks, page
 from tests.k8s.tools import REPO, run
 
-RULES = REPO / "deploy" / "prometheus" / "rules.yaml"
+RULES = REPO / "helm" / "warmroute" / "files" / "rules.yaml"
 UNIT_TESTS = REPO / "deploy" / "prometheus" / "tests" / "alerts.yaml"
 
 
@@ -38,13 +38,12 @@ def test_every_alert_fires_when_it_should_and_only_then() -> None:
 
 def test_the_unit_tests_can_fail(tmp_path: Path) -> None:
     """An alert whose threshold is out of reach is found out by the unit tests of that alert."""
-    folder = tmp_path / "tests"
-    folder.mkdir()
     unit_tests = yaml.safe_load(UNIT_TESTS.read_text(encoding="utf-8"))
+    unit_tests["rule_files"] = ["rules.yaml"]
     unit_tests["tests"] = [each for each in unit_tests["tests"] if each["name"].startswith("WarmrouteBreakerOpen")]
     wrong = RULES.read_text(encoding="utf-8").replace('{state="open"}[3m]) == 1', '{state="open"}[3m]) == 2')
     (tmp_path / "rules.yaml").write_text(wrong, encoding="utf-8")
-    (folder / UNIT_TESTS.name).write_text(yaml.safe_dump(unit_tests), encoding="utf-8")
-    done = run(["promtool", "test", "rules", folder / UNIT_TESTS.name])
+    (tmp_path / UNIT_TESTS.name).write_text(yaml.safe_dump(unit_tests), encoding="utf-8")
+    done = run(["promtool", "test", "rules", tmp_path / UNIT_TESTS.name])
     assert done.returncode == 1
     assert "WarmrouteBreakerOpen" in done.stdout + done.stderr

@@ -78,10 +78,19 @@ def test_the_router_has_time_to_end() -> None:
     assert SERVICES["router"]["stop_grace_period"] == f"{listen.lame_duck_s + listen.drain_s + 15:.0f}s"
 
 
-def test_prometheus_takes_its_configuration() -> None:
+def prometheus_files(folder: Path) -> Path:
+    """The folder that the container has: the files beside each other, as they are mounted."""
+    folder.mkdir()
+    for volume in SERVICES["prometheus"]["volumes"]:
+        source, target, _ = volume.split(":")
+        shutil.copy(DEPLOY / source, folder / Path(target).name)
+    return folder
+
+
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     """`promtool check config` finds the configuration and the rules sound."""
     promtool = program("promtool")
-    check = [promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml"]
+    check = [promtool, "check", "config", prometheus_files(tmp_path / "prometheus") / "prometheus.yml"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -101,8 +110,7 @@ class Stand:
         self.folder = folder
         self._ports: dict[str, int] = {}
         self._free = iter(free_ports(PORTS_MAX))
-        self._prometheus = folder / "prometheus"
-        shutil.copytree(DEPLOY / "prometheus", self._prometheus)
+        self._prometheus = prometheus_files(folder / "prometheus")
         config = self._prometheus / "prometheus.yml"
         config.write_text(
             self.local(config.read_text(encoding="utf-8")).replace("scrape_interval: 5s", "scrape_interval: 1s")
