@@ -42,10 +42,8 @@ class Gauge(Counter):
 class Histogram:
     """Histogram by label values. A series is one list: the buckets, the unbounded one last, then the sum."""
 
-    def __init__(
-        self, name: str, text: str, bounds: tuple[float, ...], *labels: str, prefix: str = "warmroute_"
-    ) -> None:
-        self.name, self.text, self.labels, self.bounds = f"{prefix}{name}", text, labels, bounds
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
+        self.name, self.text, self.labels, self.bounds = f"warmroute_{name}", text, labels, bounds
         self.series: dict[Labels, list[float]] = {}
         # The last traced observation of each bucket: value, trace id in hexadecimal, Unix time in seconds.
         self.exemplars: dict[Labels, dict[int, tuple[float, str, float]]] = {}
