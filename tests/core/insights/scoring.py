@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from router.core.dialects import PATHS
 from router.core.insights.difference.compare import compare
@@ -31,9 +30,6 @@ class Score:
     """Of one kind; `false` is of clean requests."""
 
     turns: int = 0
-    found: int = 0
-    classed: int = 0
-    placed: int = 0
     right: int = 0
     false: int = 0
     repeated: list[float] = field(default_factory=list)  # bytes said / true
@@ -91,12 +87,9 @@ def scored(requests: Iterable[Request], scores: Scores | None = None) -> Scores:
 def _judge(score: Score, request: Request, sighting: PromptAnalysis) -> None:
     said = sighting.difference
     score.turns += 1
-    score.found += said is not None
     score.twice += sighting.known_bytes + sighting.repeated_bytes > len(request.text)
     placed = [truth for truth in request.truths if said is not None and is_placed(said, truth, request)]
     classed = said is not None and said.change == request.truths[0].change
-    score.classed += classed
-    score.placed += bool(placed)
     score.right += bool(placed) and classed
     if placed and classed:
         score.repeated.append(sighting.repeated_bytes / max(1, placed[0].repeated_bytes))
@@ -136,20 +129,3 @@ def _below(path: str, base: str) -> bool:
 
 def _name(request: Request) -> str:
     return f"{request.session} turn {request.turn} ({request.damage}, {request.style.path})"
-
-
-def table(title: str, scores: Scores) -> str:
-    """A line a kind."""
-    lines = [f"{title:<20} {'turns':>6} {'found':>6} {'class':>7} {'place':>7} {'both':>7} {'repeated':>9}"]
-    for kind in KINDS:
-        score = scores[kind]
-        shares = [part / max(1, score.turns) for part in (score.classed, score.placed, score.right)]
-        said = f"{median(score.repeated):9.3f}" if score.repeated else f"{'-':>9}"
-        lines.append(
-            f"{kind:<20} {score.turns:6} {score.found:6} " + " ".join(f"{s:7.1%}" for s in shares) + f" {said}"
-        )
-    clean = scores["clean"]
-    lines.append(
-        f"{'clean':<20} {clean.turns:6} {clean.false:6} false differences: {clean.false / max(1, clean.turns):.2%}"
-    )
-    return "\n".join(lines)
