@@ -36,6 +36,16 @@ def _evicts(world: World, replica: str, medium: str = "GPU", *, seed: int = 0) -
     world.knowledge.apply(replica, Removed([each + 1_000 * seed for each in HASHES], medium, 0), 0.0)
 
 
+def _offloaded(medium: str = "CPU") -> World:
+    """Replica `a`, which has the blocks in that tier alone."""
+    world = World()
+    world.join()
+    _says(world, "a", "GPU")
+    _says(world, "a", medium)
+    _evicts(world, "a")
+    return world
+
+
 def _loads(world: World, replica: str) -> dict[str, int] | None:
     """Tokens of the prompt that the replica is believed to load, by tier."""
     said = world.said(prompt_of(160)).get(replica)
@@ -111,11 +121,7 @@ def test_a_tier_leaves_room_for_the_gpu() -> None:
 def test_files_say_what_comes_and_not_what_goes() -> None:
     """What a replica does not find in files that were believed to have it is believed no longer; memory, which says
     what goes, is believed all the same."""
-    world = World()
-    world.join()
-    _says(world, "a", "GPU")
-    _says(world, "a", "STORAGE")
-    _evicts(world, "a")
+    world = _offloaded("STORAGE")
     stored = world.said(prompt_of(160))["a"]
     assert stored.tiers == {"storage": 160}
     world.knowledge.tiered.drop_missing("a", stored, prompt_of(160), 64)
@@ -189,11 +195,7 @@ def test_a_store_has_a_bound() -> None:
 
 def test_nothing_is_loaded_while_a_stream_is_in_doubt() -> None:
     """A suspended stream is credited with nothing, and neither is a replica whose own word does not count."""
-    world = World()
-    world.join()
-    _says(world, "a", "GPU")
-    _says(world, "a", "CPU")
-    _evicts(world, "a")
+    world = _offloaded()
     assert _loads(world, "a") == {"cpu": 160}
     world.knowledge.suspend("a", "gap", 1.0, doubt=True)
     assert not _loads(world, "a")
@@ -205,11 +207,7 @@ def test_nothing_is_loaded_while_a_stream_is_in_doubt() -> None:
 
 def test_what_is_being_loaded_counts_as_on_the_gpu() -> None:
     """The next request of the same prefix finds it there: it waits for the load that is under way, not for another."""
-    world = World()
-    world.join()
-    _says(world, "a", "GPU")
-    _says(world, "a", "CPU")
-    _evicts(world, "a")
+    world = _offloaded()
     prompt = prompt_of(160)
     world.knowledge.expect_blocks("a", 1, prompt, world.said(prompt)["a"])
     held = world.said(prompt)["a"]
@@ -232,11 +230,7 @@ def test_tiers_are_no_matter_where_they_are_off() -> None:
 def test_a_tier_that_gives_less_is_no_drift() -> None:
     """A block may leave a tier between placement and arrival, so a count between what the GPU has and all of it says
     nothing of the stream; one below what the GPU has does."""
-    world = World()
-    world.join()
-    _says(world, "a", "GPU")
-    _says(world, "a", "CPU")
-    _evicts(world, "a")
+    world = _offloaded()
     _says(world, "a", "GPU", range(4))
     prompt = prompt_of(170)
     for actual, checks in ((64, 0), (100, 0), (160, 1), (0, 2)):
@@ -246,11 +240,7 @@ def test_a_tier_that_gives_less_is_no_drift() -> None:
 
 def test_counters_leave_loads_out() -> None:
     """Engines count what is loaded apart from what they find, so a window with loads is compared with nothing."""
-    world = World()
-    world.join()
-    _says(world, "a", "GPU")
-    _says(world, "a", "CPU")
-    _evicts(world, "a")
+    world = _offloaded()
     load = Load(cache_query_tokens_total=0.0, cache_hit_tokens_total=0.0)
     world.knowledge.on_probe("a", load, 0.0)
     for _ in range(600):
