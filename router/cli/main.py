@@ -208,7 +208,10 @@ def _add_make_key(parser: argparse.ArgumentParser) -> None:
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="JSON lines, one request per line; also .gz, .zst; - is standard input"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="request log, by lines or as JSON; also .gz, .zst; - is standard input",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results as JSON to this file")
     parser.add_argument("--excerpts", action="store_true", help="quote differing parts of prompts")

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.cli.audit.log_requests import LoggedRequest, NotRequest, Record, make_request, make_usage
+from router.cli.audit.log_requests import LoggedRequest, LogRecord, NotRequest, make_request, make_usage
 from router.core.prompts.json_fields import decode_as, has_value
 
 _VLLM = re.compile(
@@ -45,7 +45,7 @@ _ESCAPE = re.compile(rb"\\x([0-9A-Fa-f]{2})")
 _REQUEST_LINE = re.compile(rb'"(?:POST|PUT) (\S+) HTTP/')
 
 
-def read_vllm(record: Record) -> Sequence[LoggedRequest] | None:
+def read_vllm(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a line of vLLM's log."""
     if record.fields or not (b"equest " in record.text or b"Generated response " in record.text):
         return None
@@ -67,7 +67,7 @@ def read_vllm(record: Record) -> Sequence[LoggedRequest] | None:
     return [make_request({"body": {"prompt": prompt}, "usage": {"prompt_tokens": count}, "time": time}, rendered=True)]
 
 
-def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
+def read_sglang(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a line of SGLang's log, in either of its formats."""
     if record.fields:
         return _read_sglang_json(record) if {"event", "obj"} <= record.fields.keys() else None
@@ -79,7 +79,7 @@ def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
         return None
     if found[0].startswith("{"):
         json_text = text[found.start() :].encode()
-        return _read_sglang_json(Record(json_text, msgspec.json.decode(json_text, type=dict[str, Raw])))
+        return _read_sglang_json(LogRecord(json_text, msgspec.json.decode(json_text, type=dict[str, Raw])))
     time, at = _time(text[: found.start()]), found.end()
     if found[0].startswith("Finish"):
         counts = {name: int(count) for name, count in _SGLANG_COUNT.findall(text, text.rfind("'meta_info': {"))}
@@ -95,7 +95,7 @@ def read_sglang(record: Record) -> Sequence[LoggedRequest] | None:
     return [make_request({"body": {"prompt": value}, "time": time}, rendered=True)]
 
 
-def _read_sglang_json(record: Record) -> Sequence[LoggedRequest] | None:
+def _read_sglang_json(record: LogRecord) -> Sequence[LoggedRequest] | None:
     line = record.fields
     event, body, time = decode_as(str, line["event"]), line.get("obj", Raw()), line.get("timestamp", Raw(b"null"))
     if event is None or not event.startswith("request."):
@@ -114,7 +114,7 @@ def _read_sglang_json(record: Record) -> Sequence[LoggedRequest] | None:
     return [make_request({"body": {"prompt": prompt}, "time": time}, rendered=True)]
 
 
-def read_escaped_body(record: Record) -> Sequence[LoggedRequest] | None:
+def read_escaped_body(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a line of text with a JSON body in which quotes are escaped as hexadecimal bytes, as nginx does."""
     if record.fields:
         return None

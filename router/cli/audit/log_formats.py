@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.cli.audit.engine_logs import read_escaped_body, read_sglang, read_vllm
-from router.cli.audit.log_requests import LoggedRequest, NotRequest, Record, parse_request
+from router.cli.audit.log_requests import LoggedRequest, LogRecord, NotRequest, parse_request
 from router.cli.audit.payload_logs import read_langfuse, read_litellm
 from router.cli.audit.trace_exports import read_otel
 from router.core.prompts.json_fields import UNREADABLE, decode_as
@@ -29,10 +29,10 @@ class Format:
     """
 
     name: str  # in errors
-    read: Callable[[Record], Sequence[LoggedRequest] | None]
+    read: Callable[[LogRecord], Sequence[LoggedRequest] | None]
 
 
-def read_body(record: Record) -> Sequence[LoggedRequest] | None:
+def read_body(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a request's body, or an object that contains a body."""
     return [parse_request(record.text)] if record.fields else None
 
@@ -74,7 +74,7 @@ class LogReader:
         return kept
 
 
-def _requests_in(record: Record) -> Sequence[LoggedRequest]:
+def _requests_in(record: LogRecord) -> Sequence[LoggedRequest]:
     for each in FORMATS:
         try:
             found = each.read(record)
@@ -85,7 +85,7 @@ def _requests_in(record: Record) -> Sequence[LoggedRequest]:
     raise NotRequest("damaged JSON" if record.text.startswith(b"{") else "no request in any of the formats")
 
 
-def records_in(text: bytes) -> Sequence[Record]:
+def records_in(text: bytes) -> Sequence[LogRecord]:
     """Return the records within a record: the elements of a list, the text in a field, or the record itself."""
     record = _record(text.strip())
     if record.fields.keys() & _BODIES:
@@ -101,10 +101,10 @@ def records_in(text: bytes) -> Sequence[Record]:
     return [record]
 
 
-def _record(text: bytes) -> Record:
+def _record(text: bytes) -> LogRecord:
     if not text.startswith(b"{"):
-        return Record(text, {})
+        return LogRecord(text, {})
     try:
-        return Record(text, _decode(text))
+        return LogRecord(text, _decode(text))
     except UNREADABLE:
-        return Record(text, {})
+        return LogRecord(text, {})

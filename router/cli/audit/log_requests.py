@@ -32,8 +32,8 @@ class NotRequest(ValueError):
     """Raised if a line is no request, or has no prompt; the message gives the reason without quoting the line."""
 
 
-class Record(Struct):
-    """Record of a log. `fields` are those of a JSON object, none for any other text."""
+class LogRecord(Struct):
+    """LogRecord of a log. `fields` are those of a JSON object, none for any other text."""
 
     text: bytes
     fields: dict[str, Raw]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from router.cli.audit.log_requests import LoggedRequest, NotRequest, Record, make_request
+from router.cli.audit.log_requests import LoggedRequest, LogRecord, NotRequest, make_request
 from router.cli.audit.trace_exports import body_of, structured
 from router.core.prompts.json_fields import decode_as, has_value
 
@@ -17,8 +17,8 @@ _LITELLM_INPUTS = {"embedding": ("input", "/v1/embeddings"), "responses": ("inpu
 _GENERATIONS = frozenset((None, "GENERATION", "EMBEDDING"))
 
 
-def read_litellm(record: Record) -> Sequence[LoggedRequest] | None:
-    """Read a payload (`litellm/types/utils.py`, StandardLoggingPayload). The tools are in `model_parameters`."""
+def read_litellm(record: LogRecord) -> Sequence[LoggedRequest] | None:
+    """Read a StandardLoggingPayload. The tools are in `model_parameters`."""
     fields = record.fields
     if not {"messages", "model_parameters"} <= fields.keys():
         return None
@@ -49,7 +49,7 @@ def read_litellm(record: Record) -> Sequence[LoggedRequest] | None:
     ]
 
 
-def read_langfuse(record: Record) -> Sequence[LoggedRequest] | None:
+def read_langfuse(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read an observation: of the API, of an export, or of the blob storage, which has names in snake case."""
     fields = record.fields
     if "input" not in fields or not fields.keys() & {"traceId", "trace_id"}:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from router.cli.audit.engine_logs import json_of
-from router.cli.audit.log_requests import LoggedRequest, NotRequest, Record, make_request
+from router.cli.audit.log_requests import LoggedRequest, LogRecord, NotRequest, make_request
 from router.core.prompts.json_fields import UNREADABLE
 
 Attributes = dict[str, Any]
@@ -28,7 +28,7 @@ _FLAT = re.compile(r"(\d{1,6})\.(?:(\w+)\.(\d{1,6})\.)?(\w+)")
 _NO_CONTENT = "its span has no prompt: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT at the client"
 
 
-def read_otel(record: Record) -> Sequence[LoggedRequest] | None:
+def read_otel(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a batch of spans or log records, or one of them."""
     names = record.fields.keys()
     if not names & {"resourceSpans", "resourceLogs"} and not {"attributes", "name"} <= names:
