@@ -201,6 +201,17 @@ def test_otel_messages_become_a_body() -> None:
     assert (request.session, request.prompt_tokens, request.cached_tokens) == ("k", 10, 4)
 
 
+def test_one_damaged_request_of_a_batch_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record may have hundreds of requests: the others are counted."""
+    spans = [
+        {"attributes": {"gen_ai.request.model": model, "gen_ai.input.messages": [{"role": "user", "content": "x"}]}}
+        for model in ("m", 5, "m")
+    ]
+    (figures,) = audited(tmp_path, "x", json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}))["log"]
+    assert (figures["requests"], figures["unread_lines"]) == (2, 1)
+    assert "x:1: invalid_model" in capsys.readouterr().out
+
+
 def test_langfuse_counts_cached_tokens_apart() -> None:
     """Langfuse's input tokens do not include cached ones."""
     (cached, plain) = (read(text)[0] for section, text in examples() if section == "Langfuse")

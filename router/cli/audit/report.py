@@ -126,13 +126,18 @@ def _take(name: str, number: int, line: bytes | None, log: LogReader, audit: Aud
     if line.isspace() or not line:
         return False
     try:
-        if not audit.served.add(line):
-            for request in log.read(line):
-                audit.add(request)
-    except (NotRequest, InvalidBody) as error:
-        unread.add(name, number, str(error) if isinstance(error, NotRequest) else error.code)
+        requests = () if audit.served.add(line) else log.read(line)
+    except NotRequest as error:
+        unread.add(name, number, str(error))
         return False
-    return True
+    is_read = not requests
+    for request in requests:
+        try:
+            audit.add(request)
+            is_read = True
+        except InvalidBody as error:
+            unread.add(name, number, error.code)
+    return is_read
 
 
 class _Progress:
