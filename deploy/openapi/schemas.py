@@ -344,6 +344,7 @@ def _replicas() -> Part:
                 "replicas": rows(ref("Replica")),
                 "discovery": by_name(record("A source.", source)),
                 "sharing": maybe(ref("RouterLink")),
+                "unshared": text("Reason for which routers share no state; empty: no such condition."),
             },
         ),
         "RouterLink": record("The link to other routers; null: turned off.", link),
@@ -450,11 +451,17 @@ def _observatory() -> Part:
         **each(whole(), "requests prompt_tokens verified_tokens"),
         **each(maybe(number()), "hit_rate genuine_hit_rate ttft_p50_s ttft_p90_s prompt_tokens_p50 tool_calls_mean"),
     }
+    router = {
+        "name": text("`peering.router_id`, or the machine's name and the admin port."),
+        "peers": rows(text("Name of another router that reports to this one.")),
+        "unshared": text("Reason for which routers share no state; empty: no such condition."),
+    }
     page = {
         **each(number(), "now_s uptime_s"),
         "pages": rows(text("A path that the dashboard may request.")),
         "links": by_name(text()),
         **each(text(), "version no_advice"),
+        "router": record("This router.", router),
         "build": text("Version, native code or pure Python, Python's version, and the commit if known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),

@@ -57,6 +57,7 @@ class InsightsService:
         warming: Callable[[str], bool] = lambda _: False,
         models: Callable[[int], Rows] = lambda _: [],
         counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        about_router: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Functions that the pages read:
@@ -68,6 +69,7 @@ class InsightsService:
         `models(n)`: rows of n models.
         `counted()`: prompt tokens of answers without a cached-token count that the engines' own counters cover, and how
         many of them were cached.
+        `about_router()`: this router's name, its peers, and the reason if routers share no state.
         `wall_clock()`: the clock of requests' times.
         """
         self._router = router
@@ -79,7 +81,7 @@ class InsightsService:
         self._window = window
         self._began_s = wall_clock()
         self._warming = warming
-        self._models, self._counted = models, counted
+        self._models, self._counted, self._about_router = models, counted, about_router
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -134,6 +136,7 @@ class InsightsService:
             "links": self._links,
             "version": __version__,
             "build": self._build,
+            "router": self._about_router(),
             "uptime_s": round(now_s - self._began_s, 1),
             "excerpts": self._excerpts,
             "totals": {**ledger.totals_row(), **self._counted_row()},

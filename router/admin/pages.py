@@ -37,6 +37,7 @@ class Pages:
         discoveries: Callable[[], dict[str, Any]] = dict,
         engine_version: Callable[[str], str] = lambda _: "",
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
+        unshared: Callable[[], str] = str,
         state: Callable[[], dict[str, Any] | None] = lambda: None,
         look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -50,6 +51,7 @@ class Pages:
         `engine_version`: version that its engine has reported.
         `discoveries`: freshness of each source's list.
         `sharing`: state of the link to other routers.
+        `unshared`: reason for which routers share no state; empty: no such condition.
         `state`: state restored from before the start.
         `look`: reads again which models the replicas serve.
         """
@@ -63,7 +65,7 @@ class Pages:
         self._warming = warming
         self._discoveries = discoveries
         self._engine_version = engine_version
-        self._sharing, self._state, self._look = sharing, state, look
+        self._sharing, self._unshared, self._state, self._look = sharing, unshared, state, look
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -119,7 +121,10 @@ class Pages:
         now_s = self._clock()
         pairs = self._router.pair_counts(now_s)
         rows = [self._replica(m, now_s) | {"split": self._split(m.id, pairs)} for m in self._router.members]
-        return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
+        sharing, unshared = self._sharing(), self._unshared()
+        return json_answer(
+            {"replicas": rows, "discovery": self._discoveries(), "sharing": sharing, "unshared": unshared}
+        )
 
     async def index(self, _: AdminRequest) -> AdminResponse:
         """Answer with the size of the prefix index, and the part of it that was restored from before the start."""

@@ -578,9 +578,10 @@ class PeeringSettings:
     timeout_s: Annotated[float, Meta(gt=0, le=0.5)] = 0.5
     """Seconds that the store may take for an answer, 0.5 at most. No request waits for it. Beyond it the store counts
     as gone; a longer limit would keep a router from noticing within a second."""
-    expected_routers: Positive = 2
-    """Number of routers assumed until this one has received messages through the store. Until then it grants only its
-    part, one in this number, of each tenant's rate."""
+    expected_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Number of routers in front of the same replicas. Until this one has received messages through the store, it
+    grants only its part, one in this number, of each tenant's rate; 0: one in 2. More than 1 without a store is logged
+    as `routers_unshared`."""
     replicas_in_common: bool = True
     """If true, a router belongs to this one's fleet only if both have a replica in common, with one base model;
     messages of another one with the same store and name are ignored. If false, the name alone decides, as for routers

@@ -16,6 +16,7 @@ from router.control.local_placement import LocalPlacementService
 from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
 from router.control.snapshot import SnapshotManager
+from router.control.unshared import UnsharedRouters
 from router.core.placement.router import Router
 from router.engines.discovery.combined_source import MergedDiscovery
 from router.engines.discovery.static import StaticDiscovery
@@ -58,6 +59,7 @@ class ControlPlaneContext(Protocol):
     placer: LocalPlacementService
     link: PeerSync | None
     state: SnapshotManager | None
+    unshared: UnsharedRouters | None
 
     @property
     def keys(self) -> Keys | None:

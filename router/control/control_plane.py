@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from router.admin.added_replicas import RuntimeReplicas
 from router.admin.drain import DrainPage
@@ -24,6 +25,7 @@ from router.config.runtime import RuntimeConfig
 from router.control import wiring
 from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
+from router.control.unshared import UnsharedRouters, router_name
 from router.core.admission.hold_back import TICK_S
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.metrics_page import MetricsPages
@@ -52,6 +54,7 @@ class ControlPlane:
         self.settings = config.settings  # the settings in force
         self.frontends: Frontends = NullFrontends()
         self.link: PeerSync | None = None  # None: no store is configured
+        self.unshared: UnsharedRouters | None = None  # None: the admin listener has no port yet
         self.totals = ProcessTotals(lambda: self.frontends.counters())
         self.prompts: PromptEncoder | None = None  # None if events are off
         self.tls = config.replica_tls  # of all sessions for probes and pages; its certificates are renewed in place
@@ -169,11 +172,19 @@ class ControlPlane:
         self.admin_url = await self.admin.listen(self.settings.listen.admin_port)
 
     def _share(self) -> None:
-        """Open the link to other routers, if a store is named."""
+        """Open the link to other routers, if a store is named, and watch for others that share nothing."""
         if is_shared(self.settings.peering):
             self.link = wiring.make_peer_sync(self)
             self.link.start()
             self._stack.push_async_callback(self.link.close)
+        peering = self.settings.peering
+        self.unshared = UnsharedRouters(
+            router_name(peering, urlsplit(self.admin_url).port or 0),
+            routers_expected=peering.expected_routers,
+            has_store=is_shared(peering),
+            share=lambda: self.router.fleet.share,
+            peers=lambda: [name for name, _ in self.link.link.peers()] if self.link is not None else [],
+        )
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(start_task(work))
@@ -191,6 +202,8 @@ class ControlPlane:
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
+                if self.unshared is not None:
+                    self.unshared.check(time.monotonic())
                 self.metrics.check()
                 self.lifecycle.look_for_lost_events(time.monotonic())
                 moving, uncounted = self.router.list_active(since_s)

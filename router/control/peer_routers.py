@@ -6,7 +6,6 @@ something to share.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from router.config.schema import AuthSettings, Settings
 from router.control.admission_controller import AdmissionController
 from router.control.local_placement import LocalPlacementService
 from router.control.snapshot import SnapshotManager
+from router.control.unshared import router_name
 from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.sync import PeerSyncCore
 from router.core.placement.router import Router
@@ -31,6 +31,7 @@ from router.peering.validation import address_of
 from router.telemetry.metrics.samples import PeeringMetrics
 
 _UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # reasons for a missing address
+ROUTERS_ASSUMED = 2  # without `peering.expected_routers`
 OWNER_WAIT_S = 0.25  # longest time in which other routers' reports of a stored response can still be expected
 
 
@@ -58,7 +59,7 @@ class PeerSync:
         # Address of the store of the present session, or of the session that is being opened; None: no session has
         # begun.
         self._address: StoreAddress | None = None
-        self.name = shared.router_id or f"{socket.gethostname()}:{admin_port}"
+        self.name = router_name(shared, admin_port)
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()
         self._core = PeerSyncCore(
@@ -68,7 +69,7 @@ class PeerSync:
             control.admission.quotas,
             control.router,
             control.placer.owners,
-            routers_assumed=shared.expected_routers,
+            routers_assumed=shared.expected_routers or ROUTERS_ASSUMED,
             served=control.router.base_models,
             clock=time.monotonic,
         )

@@ -208,6 +208,7 @@ def pages_of(context: ControlPlaneContext) -> Pages:
         engine_version=lambda id_: context.lifecycle.engine_version(id_),
         discoveries=lambda: msgspec.to_builtins(context.discoveries.statuses()),
         sharing=lambda: context.link.status() if context.link is not None else None,
+        unshared=lambda: hub.unshared.why if hub.unshared is not None else "",
         state=lambda: context.state.status() if context.state is not None else None,
         look=lambda: context.prober.look(),
     )
@@ -228,6 +229,7 @@ def observatory_of(context: ControlPlaneContext) -> InsightsService | None:
         warming=lambda id_: context.warmer.is_warming(id_),
         models=context.metrics.models,
         counted=context.metrics.sum_engine_counts,
+        about_router=lambda: hub.unshared.status() if hub.unshared is not None else {},
     )
 
 

@@ -21,7 +21,7 @@ const WAITED_S = 1; // in the queue, by one in ten of those that waited
 
 // `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
 export function showAttention(element, seen, minute, last) {
-  const all = [...replicasDown(seen), ...failing(minute), ...queued(minute, last), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  const all = [...replicasDown(seen), ...failing(minute), ...queued(minute, last), ...unshared(seen), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
   const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
     const [mark, words, link] = item.children;
@@ -60,6 +60,12 @@ function queued(minute, last) {
   if (shed > 0) return [{ key: "shed", kind: "bad", words: `${count(shed)} requests of the last minute were rejected: the fleet is full.`, to: ["traffic-title", "Requests"] }];
   if (waited_s < WAITED_S) return [];
   return [{ key: "queued", kind: "fair", words: `Requests wait in the router's queue: the 90th percentile is ${seconds(waited_s)}.`, to: ["load-title", "Load"] }];
+}
+
+// Other routers, or clients of the engines, whose work this router does not see.
+function unshared({ router }) {
+  if (!router?.unshared) return [];
+  return [{ key: "unshared", kind: "bad", words: `Routers share no state, so prompts that another router placed are recomputed: ${router.unshared}. Set peering.redis_url for all routers.` }];
 }
 
 const hits = (points) => {

@@ -18,6 +18,14 @@ import { showLinks, Toolbar } from "./toolbar.js";
 const NAMES = { "10m": "10 min", "1h": "1 h", "6h": "6 h", "24h": "24 h", all: "all data" };
 const $ = (id) => document.getElementById(id);
 
+// All figures of the page are of one router. Several have a load balancer before them, which may choose another at each load.
+function scope(router) {
+  if (!router?.name) return "";
+  const peers = router.peers ?? [];
+  const beside = peers.length ? `, beside ${peers.slice(0, 3).join(", ")}${peers.length > 3 ? ` and ${peers.length - 3} more` : ""}` : "";
+  return ` · requests of router ${router.name} only${beside}`;
+}
+
 export class Page {
   // `history` has the series, `open(event, path)` opens another page of the router.
   constructor(view, history, source, open) {
@@ -42,7 +50,7 @@ export class Page {
     const { step_s, points } = seen.timeline;
     const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s);
     const last = this.history.lastPercentiles();
-    text($("about"), `${seen.build || seen.version} · up ${span(seen.uptime_s)}`);
+    text($("about"), `${seen.build || seen.version} · up ${span(seen.uptime_s)}${scope(seen.router)}`);
     showLinks($("links"), seen, this.openPage);
     showAttention($("attention"), { ...seen, timeline: { step_s, points: over } }, minute, last);
     this.toolbar.update(this.history.has, drawn, seen.now_s);
