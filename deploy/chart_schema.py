@@ -102,6 +102,28 @@ def secret(**keys: Schema) -> Schema:
     return closed(("existingSecret",), existingSecret=NAME, **keys)
 
 
+def image() -> Schema:
+    """Return the schema of an image that is not the router's."""
+    return closed(
+        ("repository",),
+        repository={"type": "string", "pattern": "^[^:@ ]+(:[0-9]+/[^:@ ]+)?$"},
+        tag=TEXT,
+        digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    )
+
+
+def valkey() -> Schema:
+    """Return the values of the release's own store."""
+    return closed(
+        enabled=YES,
+        image=image(),
+        existingSecret=NAME,
+        key=SECRET_KEY,
+        maxMemory={"type": "string", "pattern": "^[1-9][0-9]*(mb|gb)$"},
+        resources=closed(requests=OF_KUBERNETES, limits=OF_KUBERNETES, claims=many(OF_KUBERNETES)),
+    )
+
+
 def pod() -> dict[str, Schema]:
     """Return the values of the pods."""
     toleration = closed(
@@ -236,12 +258,7 @@ def objects() -> dict[str, Schema]:
         "envoy": closed(
             enabled=YES,
             replicaCount=whole(1),
-            image=closed(
-                ("repository",),
-                repository={"type": "string", "pattern": "^[^:@ ]+(:[0-9]+/[^:@ ]+)?$"},
-                tag=TEXT,
-                digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
-            ),
+            image=image(),
             concurrency=whole(1, 64),
             connectionsMax=whole(1),
             pickerTimeout={"type": "string", "pattern": "^(([0-9]+\\.)?[0-9]+s)?$"},
@@ -287,6 +304,7 @@ def schema() -> Schema:
         upstreamKey=secret(key=SECRET_KEY),
         tls=secret(clientCaKey=SECRET_KEY),
         peering=store,
+        valkey=valkey(),
         shared=store | {"description": f"Former name of `peering`, read until version {UNTIL}."},
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         # Of charts that contain this one: Helm's own, and the usual condition of a dependency.

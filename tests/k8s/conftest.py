@@ -9,7 +9,7 @@ import trustme
 
 from router.config.api_keys import entry_of, make_key
 from tests.k8s import install
-from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, PICKERS, Document, documents, example, picker, template
+from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, PICKERS, SIDECARS, Document, documents, example, picker, template
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +49,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "admin-token": b"t" * 32,
         "auth-secret": b"s" * 32,
         "upstream-key": b"k" * 8,
+        "peering-password_file": b"p" * 32,
         "keys.yaml": entry_of(make_key(), "team").encode(),
         "tls.crt": b"".join(pem.bytes() for pem in certificate.cert_chain_pems),
         "tls.key": certificate.private_key_pem.bytes(),

@@ -73,7 +73,8 @@ def test_objects_are_valid_strictly(stack: list[tools.Document]) -> None:
 
 def test_nothing_is_made_unless_asked_for(rendered: dict[str, list[tools.Document]]) -> None:
     """Without `engines.enabled` the only Deployment is the router's."""
-    assert [d["metadata"]["name"] for d in rendered["default"] if d["kind"] == "Deployment"] == ["llm-warmroute"]
+    names = {d["metadata"]["name"] for d in rendered["default"] if d["kind"] == "Deployment"}
+    assert names == {"llm-warmroute", "llm-warmroute-valkey"}
 
 
 @pytest.mark.parametrize(("engine", "model"), [("vllm", "llama"), ("sglang", "qwen")])
@@ -124,7 +125,9 @@ def test_discovery_finds_what_serves(stack: list[tools.Document]) -> None:
     """The router selects pods of Deployments and leaders; workers of a group have not the label."""
     settings = yaml.safe_load(tools.settings_text(stack))
     key, _, value = settings["discovery"]["selector"].partition("=")
-    deployments = [d for d in stack if d["kind"] == "Deployment" and d["metadata"]["name"] != "llm-warmroute"]
+    deployments = [
+        d for d in stack if d["kind"] == "Deployment" and not d["metadata"]["name"].startswith("llm-warmroute")
+    ]
     assert [d["spec"]["template"]["metadata"]["labels"].get(key) for d in deployments] == [value] * 3
     for name, made in groups(stack).items():
         assert (made["metadata"]["labels"].get(key) == value) == name.endswith("leaderTemplate")

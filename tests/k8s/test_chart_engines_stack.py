@@ -31,7 +31,7 @@ def engine_specs(found: list[tools.Document]) -> dict[str, Any]:
     made = {
         d["metadata"]["name"]: d["spec"]["template"]["spec"]
         for d in found
-        if d["kind"] == "Deployment" and d["metadata"]["name"] != "llm-warmroute"
+        if d["kind"] == "Deployment" and not d["metadata"]["name"].startswith("llm-warmroute")
     }
     return made | {name: each["spec"] for name, each in groups(found).items()}
 
@@ -98,7 +98,7 @@ def test_routers_reach_engines_whatever_they_are_named(name: str) -> None:
         peer = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
         assert peer.items() <= routers["metadata"]["labels"].items()
         assert not any(peer.items() <= each["metadata"]["labels"].items() for each in pods if each is not routers)
-    (own,) = (d for d in found if d["kind"] == "NetworkPolicy" and d not in policies)
+    own = tools.only([d for d in found if d not in policies], "NetworkPolicy")
     (to,) = own["spec"]["egress"][0]["to"]
     assert to["podSelector"]["matchExpressions"] == [
         {"key": "warmroute/engine-of", "operator": "In", "values": [tools.RELEASE]}

@@ -161,7 +161,8 @@ def test_every_pod_has_the_image_that_was_named() -> None:
     done = helm("template", RELEASE, CHART, "--set", "config.discovery.selector=app=vllm")
     assert done.returncode != 0
     assert "image.repository is required: no public image exists yet; build it (docker build" in done.stderr
-    for spec in pod_specs(template("--values", example("vllm"), "--set", "image.repository=localhost:5000/w")):
+    found = template("--values", example("vllm"), "--set", "image.repository=localhost:5000/w,replicaCount=1")
+    for spec in pod_specs(found):
         assert spec["containers"][0]["image"].startswith("localhost:5000/w:")
 
 

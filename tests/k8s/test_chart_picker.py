@@ -224,7 +224,7 @@ def test_pods_are_restricted_and_have_no_token(pickers: dict[str, list[Document]
             assert restricted(spec) == [], name
             is_router = spec["containers"][0]["name"] == "warmroute"
             assert spec["automountServiceAccountToken"] is is_router
-    assert len(pod_specs(pickers["standalone"])) == 2
+    assert len(pod_specs(pickers["standalone"])) == 3
 
 
 # Networks

@@ -37,7 +37,7 @@ def test_every_door_has_a_name_on_it(rendered: dict[str, list[Document]]) -> Non
     closed = template("--values", example(PRODUCTION), "--set", "networkPolicy.apiServerCidrs={10.96.0.1/32}")
     assert all(rule.get("to") for rule in only(closed, "NetworkPolicy")["spec"]["egress"])
     text = example(PRODUCTION).read_text(encoding="utf-8")
-    for secret in ("llm-api-keys", "llm-admin-token"):
+    for secret in ("llm-api-keys", "llm-admin-token", "llm-valkey"):
         assert f"kubectl create secret generic {secret} " in text
 
 

@@ -358,6 +358,7 @@ def test_every_object_is_closed() -> None:
         ".resources",
         ".test.resources",
         ".envoy.resources",
+        ".valkey.resources",
         ".global",
     )
     outside = [path for path in open_ones if not path.startswith(of_kubernetes)]

@@ -131,8 +131,13 @@ PICKERS = sorted(path.stem for path in (CHART / "examples" / "picker").glob("*.y
 
 
 def only(found: list[Document], kind: str) -> Document:
-    """The one object of a kind."""
-    (document,) = (document for document in found if document["kind"] == kind)
+def of_store(document: Document) -> bool:
+    """Whether an object belongs to the Valkey of the release."""
+    return document["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "store"
+
+
+    """The one object of a kind, beside those of the Valkey."""
+    (document,) = (document for document in found if document["kind"] == kind and not of_store(document))
     return document
 
 

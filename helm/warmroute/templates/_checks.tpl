@@ -126,6 +126,9 @@
     {{- $p = append $p "config.peering.redis_url and peering.urlKey conflict: set only one of them, and `peering.urlKey: \"\"` if the Secret has no URL" -}}
   {{- end -}}
 {{- end -}}
+{{- if and $store.existingSecret (include "warmroute.hasValkey" .) -}}
+  {{- $p = append $p "peering.existingSecret is for a store of your own, and no URL names one: set config.peering.redis_url or peering.urlKey; the password of the chart's Valkey is valkey.existingSecret" -}}
+{{- end -}}
 {{- if dig "auth" "isolate" false $config -}}
   {{- if not (or .Values.authSecret.existingSecret (dig "auth" "secret_file" "" $config)) -}}
     {{- $p = append $p "authSecret.existingSecret is required: the salts of isolated tenants are derived from it" -}}

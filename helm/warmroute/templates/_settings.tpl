@@ -127,7 +127,13 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- end -}}
 {{- end -}}
 {{- $peering := dig "peering" dict $tree -}}
-{{- if include "warmroute.shares" . -}}
+{{- if include "warmroute.hasValkey" . -}}
+{{- $peering = merge (dict "redis_url" (printf "redis://%s:6379" (include "warmroute.valkeyName" .))) $peering -}}
+{{- if .Values.valkey.existingSecret -}}
+{{- $peering = merge (dict "password_file" "/etc/warmroute/secrets/peering-password_file") $peering -}}
+{{- end -}}
+{{- end -}}
+{{- if include "warmroute.namesStore" . -}}
 {{- with include "warmroute.storeSecret" . | fromJson -}}
 {{- if .existingSecret -}}
 {{- $files := dict -}}
@@ -137,6 +143,11 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{- $peering = merge $files $peering -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- /* The number of routers is a setting only if it has an effect, because a changed setting is a rollout: for a store of
+the user's, for rates of tenants, and for the warning of routers that share nothing. */}}
+{{- $counted := or (include "warmroute.namesStore" .) .Values.apiKeys.existingSecret (not (include "warmroute.hasValkey" .)) -}}
+{{- if and $counted (or (include "warmroute.severalRouters" .) (include "warmroute.namesStore" .)) -}}
 {{- $routers := ternary .Values.autoscaling.minReplicas .Values.replicaCount .Values.autoscaling.enabled -}}
 {{- $peering = merge $peering (dict "expected_routers" (int $routers)) -}}
 {{- end -}}
@@ -189,13 +200,6 @@ because Helm's YAML output converts 268435456 to 2.68435456e+08.
 {{/* "yes" if the router saves its state in a volume of the pod, otherwise empty. */}}
 {{- define "warmroute.keepsState" -}}
 {{- if hasPrefix "/var/lib/warmroute/" (dig "snapshot" "path" "/var/lib/warmroute/state" (include "warmroute.config" . | fromJson)) }}yes{{ end -}}
-{{- end -}}
-
-{{/* "yes" if routers share a store, otherwise empty. */}}
-{{- define "warmroute.shares" -}}
-{{- $peering := dig "peering" dict (include "warmroute.config" . | fromJson) -}}
-{{- $secret := include "warmroute.storeSecret" . | fromJson -}}
-{{- if or $peering.redis_url $peering.redis_url_file (and $secret.existingSecret $secret.urlKey) }}yes{{ end -}}
 {{- end -}}
 
 {{/*
@@ -255,6 +259,7 @@ the Secret for it. The location is `tokenizer`, or the model itself if that is a
   (list $store.existingSecret $store.caKey "peering-tls_ca")
   (list $store.existingSecret $store.certificateKey "peering-tls_certificate")
 -}}
+{{- if include "warmroute.hasValkey" . }}{{ $files = append $files (list $v.valkey.existingSecret $v.valkey.key "peering-password_file") }}{{ end -}}
 {{- range $files }}
 {{- if and (index . 0) (index . 1) }}
 - secret:
