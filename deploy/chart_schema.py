@@ -338,6 +338,7 @@ def engine_model() -> Schema:
         volumes=many(OF_KUBERNETES),
         volumeMounts=many(OF_KUBERNETES),
         claim=NAME,
+        cache=closed(claim=NAME, size=QUANTITY, storageClass=NAME),
         hubToken=closed(("secret",), secret=NAME, key=SECRET_KEY),
         tokenizer=TEXT,
         pulls=closed(("memoryGiB",), memoryGiB=whole(1), port=PORT),

@@ -12,7 +12,7 @@ import yaml
 
 import router
 from tests.k8s import tools
-from tests.k8s.test_chart_engines import CUSTOM, IMAGE, MODELS, groups, named, options
+from tests.k8s.test_chart_engines import CUSTOM, IMAGE, MODELS, groups, named, options, refused
 from tests.k8s.test_chart_pods import restricted
 
 ALL = ("engines.monitor.enabled=true", "engines.keda.prometheus=http://prometheus:9090")
@@ -248,3 +248,33 @@ def test_versions_of_both_charts_are_in_step() -> None:
     assert engines["version"] == engines["appVersion"] == about["version"] == router.__version__
     assert about["dependencies"] == [{"name": "engines", "version": router.__version__, "condition": "engines.enabled"}]
     assert engines["kubeVersion"] == about["kubeVersion"]
+
+
+# Caches of models
+
+
+@pytest.mark.parametrize("engine", [1, 2, 3])
+def test_a_model_of_the_hub_is_kept(engine: int) -> None:
+    """With `cache` the hub's files and compiled graphs are in a volume that all replicas share: a claim of the release
+    by its size, or one that is there. Neither and both are refused."""
+    model = MODELS[engine]
+    for cache, claim in (
+        ({"size": "10Gi", "storageClass": "shared"}, f"llm-{model['name']}-cache"),
+        ({"claim": "mine"}, "mine"),
+    ):
+        found = tools.template(*options(model | {"cache": cache}))
+        for spec in engine_specs(found).values():
+            (volume,) = (each for each in spec["volumes"] if each["name"] == "cache")
+            assert volume["persistentVolumeClaim"] == {"claimName": claim}
+            (container,) = spec["containers"]
+            (mount,) = (each for each in container["volumeMounts"] if each["name"] == "cache")
+            kept = [each["value"] for each in container["env"] if each["name"] in {"HF_HOME", "VLLM_CACHE_ROOT"}]
+            assert len(kept) == (1 if model["engine"] == "sglang" else 2)
+            assert all(path.startswith(mount["mountPath"] + "/") for path in kept)
+        claims = [each for each in found if each["kind"] == "PersistentVolumeClaim"]
+        assert tools.invalid(claims) == []
+        assert [(each["metadata"]["name"], each["spec"]["accessModes"]) for each in claims] == (
+            [(claim, ["ReadWriteMany"])] if "size" in cache else []
+        )
+    assert "cache of 'llama' requires either claim or size" in refused(MODELS[1] | {"cache": {"storageClass": "x"}})
+    assert "cache of 'llama' requires" in refused(MODELS[1] | {"cache": {"claim": "mine", "size": "1Gi"}})

@@ -119,6 +119,13 @@ spec:
       env:
         # Gives every process the same prefix hashes.
         - {name: PYTHONHASHSEED, value: "0"}
+        {{- if $model.cache }}
+        - {name: HF_HOME, value: /var/cache/engine/huggingface}
+        {{- if eq $model.engine "vllm" }}
+        # Compiled graphs.
+        - {name: VLLM_CACHE_ROOT, value: /var/cache/engine/vllm}
+        {{- end }}
+        {{- end }}
         {{- with $model.hubToken }}
         - name: HF_TOKEN
           valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ default "token" .key }}}}
@@ -171,6 +178,9 @@ spec:
         {{- if $model.claim }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
+        {{- if $model.cache }}
+        - {name: cache, mountPath: /var/cache/engine}
+        {{- end }}
         {{- with $model.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
     - name: shm
@@ -178,6 +188,10 @@ spec:
     {{- with $model.claim }}
     - name: models
       persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+    {{- end }}
+    {{- with $model.cache }}
+    - name: cache
+      persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "engines.name" (list $root $model))) .claim }}}
     {{- end }}
     {{- with $model.volumes }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end -}}
@@ -192,6 +206,7 @@ spec:
 {{- range .Values.models -}}
 {{- if has .name $names }}{{ $p = append $p (printf "engines.models: the name '%s' is duplicated" .name) }}{{ end -}}
 {{- $names = append $names .name -}}
+{{- $name := .name -}}
 {{- $group := eq (default "Deployment" .kind) "LeaderWorkerSet" -}}
 {{- if and (eq .engine "simulated") (not .image) -}}
 {{- $p = append $p (printf "engines.models: '%s' is simulated and requires an image: the demo target of deploy/Dockerfile, from your registry" .name) -}}
@@ -199,6 +214,9 @@ spec:
 {{- $p = append $p (printf "engines.models: '%s' requires model: its name on the hub or a folder such as /models/llama" .name) -}}
 {{- end -}}
 {{- if and .pulls (or (ne .engine "vllm") $group) }}{{ $p = append $p (printf "engines.models: pulls of '%s' require engine vllm on one node per replica" .name) }}{{ end -}}
+{{- with .cache }}{{ if eq (empty .claim) (empty .size) }}
+{{- $p = append $p (printf "engines.models: cache of '%s' requires either claim or size" $name) }}
+{{- end }}{{ end }}
 {{- if and .nodesPerGroup (not $group) }}{{ $p = append $p (printf "engines.models: nodesPerGroup of '%s' requires kind LeaderWorkerSet" .name) }}{{ end -}}
 {{- if and $group (eq .engine "simulated") }}{{ $p = append $p (printf "engines.models: '%s' is simulated and needs only one node: remove kind" .name) }}{{ end -}}
 {{- if and (hasPrefix "/models/" (default "" .model)) (not .claim) (not .volumeMounts) -}}
