@@ -34,8 +34,8 @@ def pickers(tools: None) -> dict[str, list[Document]]:
 
 @pytest.fixture(scope="session")
 def everything(rendered: dict[str, list[Document]], pickers: dict[str, list[Document]]) -> dict[str, list[Document]]:
-    """All that, and the sidecar."""
-    sidecar = documents(example("sidecar").read_text(encoding="utf-8"))
+    """All that, and the sidecar of a client."""
+    sidecar = documents((SIDECARS / "client.yaml").read_text(encoding="utf-8"))
     return rendered | {f"picker-{name}": found for name, found in pickers.items()} | {"sidecar": sidecar}
 
 

@@ -122,20 +122,21 @@ def picker(name: str) -> Path:
     return CHART / "examples" / "picker" / f"{name}.yaml"
 
 
-# Values files: what is not one is the sidecar, a pod to copy from.
-EXAMPLES = [*sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar"), PRODUCTION]
+# Values files; objects to copy from are in examples/sidecar.
+EXAMPLES = [*sorted(path.stem for path in (CHART / "examples").glob("*.yaml")), PRODUCTION]
+SIDECARS = CHART / "examples" / "sidecar"
 
 
 # Values files of endpoint pickers.
 PICKERS = sorted(path.stem for path in (CHART / "examples" / "picker").glob("*.yaml"))
 
 
-def only(found: list[Document], kind: str) -> Document:
 def of_store(document: Document) -> bool:
     """Whether an object belongs to the Valkey of the release."""
     return document["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "store"
 
 
+def only(found: list[Document], kind: str) -> Document:
     """The one object of a kind, beside those of the Valkey."""
     (document,) = (document for document in found if document["kind"] == kind and not of_store(document))
     return document
