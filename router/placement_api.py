@@ -201,35 +201,6 @@ class Frontends(Protocol):
         """Notify of a replica that may get requests now."""
 
 
-class NullFrontends:
-    """Edges before any exist: all counts are zero, and notifications are ignored."""
-
-    in_flight = 0
-
-    def counters(self) -> Mapping[str, int]:
-        """Return no totals."""
-        return {}
-
-    def templates(self) -> Iterable[Template]:
-        """Return no templates."""
-        return ()
-
-    def on_replica_unreachable(self, replica: str) -> None:
-        """Ignore the notification."""
-
-    def on_replica_stalled(self, replica: str) -> None:
-        """Ignore the notification."""
-
-    def on_replicas_progress(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """Ignore the notification."""
-
-    def on_replica_removed(self, replica: str) -> None:
-        """Ignore the notification."""
-
-    def on_replica_ready(self, replica: str) -> None:
-        """Ignore the notification."""
-
-
 class UnknownResponse(Exception):
     """The stored response is unknown, or not visible to this tenant."""
 

@@ -35,7 +35,8 @@ class RouterServer:
         self._config = config
         self._stack = AsyncExitStack()
         self._frontends: list[HttpFrontend | ExtProcFrontend] = []
-        self.control = ControlPlane(config)
+        self._group = FrontendGroup()
+        self.control = ControlPlane(config, self._group)
 
     async def __aenter__(self) -> Self:
         """Start listening. Replicas are discovered in the background; `/readyz` reports when one is ready."""
@@ -53,7 +54,7 @@ class RouterServer:
 
                 self.extproc = ExtProcFrontend(config, self.control.placer, self._ingress, bodies)
                 self._frontends.append(self.extproc)
-            self.control.attach_frontends(FrontendGroup(self._ingress, self._frontends))
+            self._group.attach(self._ingress, self._frontends)
             for frontend in self._frontends:
                 await self._stack.enter_async_context(frontend)
         return self
@@ -106,11 +107,15 @@ class RouterServer:
 
 class FrontendGroup:
     """All frontends of this process, with their shared request handling, as the control plane sees them
-    (placement_api.Frontends)."""
+    (placement_api.Frontends). It is empty until `attach`."""
 
-    def __init__(self, ingress: IngressContext, frontends: list[HttpFrontend | ExtProcFrontend]) -> None:
-        self._ingress = ingress
-        self._frontends = frontends
+    def __init__(self) -> None:
+        self._ingress: IngressContext | None = None
+        self._frontends: Sequence[HttpFrontend | ExtProcFrontend] = ()
+
+    def attach(self, ingress: IngressContext, frontends: Sequence[HttpFrontend | ExtProcFrontend]) -> None:
+        """Set the frontends, once they are built."""
+        self._ingress, self._frontends = ingress, frontends
 
     @property
     def in_flight(self) -> int:
@@ -119,14 +124,14 @@ class FrontendGroup:
 
     def counters(self) -> Mapping[str, int]:
         """Return the totals of all frontends, and of their shared request handling."""
-        figures = Counter(self._ingress.counters())
+        figures = Counter(self._ingress.counters() if self._ingress is not None else {})
         for frontend in self._frontends:
             figures.update(frontend.counters())
         return figures
 
     def templates(self) -> Iterable[Template]:
         """Return templates that this process saw, new or changed since the last call."""
-        return self._ingress.templates()
+        return self._ingress.templates() if self._ingress is not None else ()
 
     def on_replica_unreachable(self, replica: str) -> None:
         """Notify the frontends."""

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from router.config.schema import Settings
+from router.control.admission_controller import AdmissionController
 from router.control.local_placement import LocalPlacementService
+from router.control.response_owners import ResponseOwners
 from router.core.admission.concurrency_windows import AdmissionLimits, NoLimits
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -25,16 +27,18 @@ def local_placer(
     router: Router, clock: Callable[[], float], limits: AdmissionLimits | None = None
 ) -> LocalPlacementService:
     """Return a placer that waits for no event and reports no outcome of a request."""
+    owners = ResponseOwners(100)
+    admission = AdmissionController(router, owners, limits or NoLimits(), stale_s=3.0, clock=clock, shed=ignore)
     return LocalPlacementService(
         router,
+        admission,
+        owners,
         clock=clock,
         event_wait_s=0.0,
-        response_ids_max=100,
         observe=ignore,
         failed=ignore,
         refused=ignore,
         page=_no_page,
-        limits=limits or NoLimits(),
     )
 
 

@@ -59,9 +59,9 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
         state=lambda: SnapshotMetrics({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
     metrics = Metrics(router, lambda: 0.0, figures, splits=True, former_names=former_names)
-    metrics.know_tenants(["acme"], 1)
-    metrics.reloaded("ok", 0.0)
-    metrics.joined(id_)
+    metrics.requests.set_tenants(["acme"], 1)
+    metrics.requests.count_reload("ok", 0.0)
+    metrics.requests.add_replica(id_)
     receipt = Receipt(id_, "warm", PlacementReason.WARM, Confidence.ESTIMATED, 100, 50, ttft_ms=90.0, ttft_p90_ms=120.0)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
@@ -72,7 +72,7 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
     metrics.observe(record)
     ledger.observe(record)
     ledger.settle(1.0)
-    metrics.failed(id_, "connect")
-    metrics.failed(id_, "decode_blocks")
-    metrics.shed("overloaded", Priority.NORMAL)
+    metrics.requests.count_attempt_failure(id_, "connect")
+    metrics.requests.count_attempt_failure(id_, "decode_blocks")
+    metrics.requests.count_shed("overloaded", Priority.NORMAL)
     return metrics

@@ -4,7 +4,6 @@ client and relays no byte of a response. Frontends call it through `placement_ap
 
 control_plane         lifecycle of the control plane, and its notifications
 wiring                builds its parts from the settings
-control_context       interface between those parts
 replica_lifecycle     replica lifecycle, and the tasks that watch each replica
 local_placement       placer for frontends in this process
 admission_controller  admission: places a request, queues it or sheds it

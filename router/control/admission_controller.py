@@ -65,7 +65,6 @@ class AdmissionController:
         self.quotas = TenantRateLimits()
         self._charged: dict[int, tuple[str, int]] = {}  # lease id -> tenant with a rate, tokens charged for it
         self._giving = False
-        self.window = self._admission.window
 
     def configure(self, limits: AdmissionLimits) -> None:
         """Replace the limits. Waiting requests stay queued if the new limits have capacity for them."""
@@ -79,6 +78,10 @@ class AdmissionController:
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
         """Replace the rates of all tenants, by tenant name."""
         self.quotas.configure(tenants)
+
+    def window(self, replica: str) -> int:
+        """Return the maximum of open leases of a replica."""
+        return self._admission.window(replica)
 
     def held_back(self) -> int:
         """Return the number of waiting requests that are deferred."""

@@ -11,32 +11,43 @@ import logging
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from router.admin.added_replicas import RuntimeReplicas
 from router.admin.drain import DrainPage
+from router.admin.listener import AdminListener
+from router.admin.pages import Pages
 from router.admin.prewarm_endpoint import PrewarmPage
 from router.config import tls
 from router.config.allowed_networks import parse_networks
 from router.config.api_keys import Keys
 from router.config.runtime import RuntimeConfig
 from router.control import wiring
+from router.control.local_placement import LocalPlacementService
 from router.control.peer_routers import PeerSync
 from router.control.replica_lifecycle import ReplicaLifecycle
+from router.control.response_owners import ResponseOwners
 from router.control.unshared import UnsharedRouters, router_name
 from router.core.admission.hold_back import TICK_S
+from router.engines.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.metrics_page import MetricsPages
+from router.engines.p2p_prober import P2pProber
+from router.engines.ranks import RankExpander
 from router.engines.replay_trigger import EventReplayTrigger
 from router.eventloop import close_on_error, start_task
 from router.peering.validation import is_shared
-from router.placement_api import Frontends, NullFrontends
+from router.placement_api import Frontends
+from router.prewarm.sender import PromptSender
+from router.telemetry.metrics import MetricSources
 from router.telemetry.process_totals import ProcessTotals
 from router.telemetry.request_record import RequestRecord
 from router.tokenization.encoder import PromptEncoder, make_prompts
 from router.tokenization.request_tokens import EngineTokenizer
+from router.tokenization.verifier import TokenizerVerifier
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +60,18 @@ class ControlPlane:
     """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with
     ControlPlane(config) as control`."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, frontends: Frontends) -> None:
+        """`frontends` place requests here, are notified of replica changes, and report their counters."""
         self._config = config
         self.settings = config.settings  # the settings in force
-        self.frontends: Frontends = NullFrontends()
+        self.frontends = frontends
         self.link: PeerSync | None = None  # None: no store is configured
         self.unshared: UnsharedRouters | None = None  # None: the admin listener has no port yet
-        self.totals = ProcessTotals(lambda: self.frontends.counters())
+        self.totals = ProcessTotals(frontends.counters)
         self.prompts: PromptEncoder | None = None  # None if events are off
         self.tls = config.replica_tls  # of all sessions for probes and pages; its certificates are renewed in place
         self.admin_url = ""
+        self._sources = MetricSources(totals=self.totals)
         self._stack = AsyncExitStack()
         self._draining = False
         self._looked = False  # the replicas of the first list were probed
@@ -88,63 +101,132 @@ class ControlPlane:
     def _build(self) -> None:
         """Make all parts, in the order of their dependencies."""
         s = self.settings
-        self.admin_token, self.upstream_key = self._config.admin_token, self._config.upstream_key
-        self.router = wiring.router_of(self)
-        self.metrics = wiring.metrics_of(self)
-        self.replicas = wiring.replicas_of(self)  # replicas named in the settings or added at run time
-        self.discoveries = wiring.discoveries_of(self)
-        self.history = wiring.history_of(self)
+        self.lifecycle = ReplicaLifecycle(self.frontends)
+        self.router = wiring.make_router(s, self.lifecycle)
+        self.metrics = wiring.make_metrics(s, self.router, self._sources)
+        self.replicas = wiring.make_replicas(s, self.router)  # replicas named in the settings or added at run time
+        self.discoveries = wiring.make_discoveries(s, self.replicas)
+        self._owners = ResponseOwners(s.limits.response_ids_max, private=bool(s.auth.keys_file))
+        self.admission = wiring.make_admission(s, self.router, self._owners, self.metrics.requests.count_shed)
+        self.history = wiring.make_history(s, self._count_load)
         self._stack.push_async_callback(self.history.close)
         self.history.start()
-        self.pages = wiring.pages_of(self)
-        self.observatory = wiring.observatory_of(self)
-        self.placer = wiring.placer_of(self)
-        self.admission = self.placer.admission
-        self.warmer = wiring.warmer_of(self)
-        self._stack.push_async_callback(self.warmer.close)
-        self.metrics_pages = MetricsPages(self.settings.probe, self.tls)
-        self._stack.push_async_callback(self.metrics_pages.close)
-        self.prober = wiring.prober_of(self)
-        self._stack.push_async_callback(self.prober.close)
-        ranks = wiring.ranks_of(self)
-        self._stack.push_async_callback(ranks.close)
-        self.state = wiring.make_snapshot_manager(self)
-        self.events = wiring.subscriber_of(self) if s.events.enabled else None
-        hands = wiring.make_kv_connector_prober(self)
-        if hands is not None:
-            self._stack.push_async_callback(hands.close)
-            pairs = wiring.make_pair_warmer(self, hands)
-            self._stack.push_async_callback(pairs.close)
-            self._task(pairs.watch())
-        self.lifecycle = ReplicaLifecycle(
-            self.router,
-            prober=self.prober,
-            ranks=ranks,
-            events=self.events,
-            peers=wiring.make_p2p_prober(self) if s.events.enabled and s.tiers.enabled else None,
-            hands=hands,
-            warmer=self.warmer,
-            metrics=self.metrics,
-            frontends=lambda: self.frontends,
+        self.observatory = wiring.make_observatory(
+            s, self.router, self.metrics, self.history, self.admission, self._is_warming, self._describe_router
         )
-        self.discovered, self.probe_now = self.lifecycle.discovered, self.lifecycle.probe_now
-        self.keys = self._config.keys
+        self._watch_replicas()
+        self.pages = self._make_pages()
+        self.placer = self._make_placer()
+        self._apply_keys(self._config)
         wiring.warn_if_unauthenticated(s)
+        self._connect_sources()
         if self.observatory is not None:
-            self._task(self.observatory.watch(lambda: self.frontends.templates()))
+            self._task(self.observatory.watch(self.frontends.templates))
         self._task(self.totals.stalls.watch())
         self._task(self.history.watch())
         self._task(self._check())
         self._task(self._admit())
+
+    def _watch_replicas(self) -> None:
+        """Make the parts that watch replicas: probes, event streams, and what fills and restores caches."""
+        s, router, tls_ = self.settings, self.router, self.tls
+        sender = PromptSender(router, self.admission, clock=time.monotonic, api_key=self._engine_key, tls=tls_)
+        released, requests = self.frontends.on_replica_ready, self.metrics.requests
+        self.warmer = wiring.make_warmer(s, router, sender, self.observatory, requests, released)
+        self._stack.push_async_callback(self.warmer.close)
+        self.metrics_pages = MetricsPages(s.probe, tls_)
+        self._stack.push_async_callback(self.metrics_pages.close)
+        self.prober = wiring.make_prober(s, router, self.lifecycle, self.metrics_pages, tls_)
+        self._stack.push_async_callback(self.prober.close)
+        ranks = RankExpander(s.probe, self.metrics_pages, tls_)
+        self._stack.push_async_callback(ranks.close)
+        self.state = wiring.make_snapshot_manager(s, router)
+        self.events = wiring.make_subscriber(s, router, tls_, self.state)
+        self.lifecycle.connect(
+            router,
+            requests,
+            prober=self.prober,
+            ranks=ranks,
+            warmer=self.warmer,
+            events=self.events,
+            peers=P2pProber(router.set_p2p_address, s.p2p) if s.events.enabled and s.tiers.enabled else None,
+            hands=self._watch_pairs(),
+        )
+
+    def _watch_pairs(self) -> KvConnectorProber | None:
+        """Make the prober of KV connectors, and warm up pairs of replicas; None if disaggregated prefill is off."""
+        disagg = self.settings.disagg
+        if not disagg.kv_connector:
+            return None
+        prober = KvConnectorProber(self.router.set_kv_connector, disagg, self.tls)
+        self._stack.push_async_callback(prober.close)
+        pairs = wiring.make_pair_warmer(self.router, prober, self._engine_key, disagg, self.tls)
+        self._stack.push_async_callback(pairs.close)
+        self._task(pairs.watch())
+        return prober
+
+    def _make_pages(self) -> Pages:
+        """Make the pages that any client or operator may read."""
+        return Pages(
+            self.router,
+            self.metrics,
+            ready=self.ready,
+            clock=time.monotonic,
+            history=self.history,
+            streams=partial(wiring.describe_event_stream, self.events),
+            window=self.admission.window,
+            added=self.replicas.is_added,
+            warming=self.warmer.is_warming,
+            engine_version=self.lifecycle.engine_version,
+            discoveries=partial(wiring.describe_discoveries, self.discoveries),
+            sharing=self._describe_link,
+            unshared=self._explain_unshared,
+            state=self._describe_state,
+            look=self.prober.look,
+        )
+
+    def _make_placer(self) -> LocalPlacementService:
+        """Make the placer for the frontends."""
+        s = self.settings
+        return LocalPlacementService(
+            self.router,
+            self.admission,
+            self._owners,
+            clock=time.monotonic,
+            event_wait_s=s.events.pending_wait_s,
+            observe=self.observe,
+            failed=self.count_attempt_failure,
+            refused=self.lifecycle.on_connection_refused,
+            page=self.pages.page,
+            pull_rest_s=s.p2p.cooldown_s,
+            look=self.prober.look,
+            reread=self.prober.reread,
+        )
+
+    def _connect_sources(self) -> None:
+        """Connect the parts that exist to the metrics page. Others follow when they are made."""
+        sources, admission = self._sources, self.admission
+        sources.in_flight, sources.held = self._count_in_flight, admission.held_back
+        sources.queued, sources.waiting = admission.count_queued, admission.count_waiting
+        sources.engine_version = self.lifecycle.engine_version
+        sources.discoveries = partial(wiring.describe_discoveries, self.discoveries)
+        sources.history = partial(wiring.count_history, self.history)
+        if self.observatory is not None:
+            sources.ledger = self.observatory.flush
+        if self.events is not None:
+            sources.streams = partial(wiring.count_event_streams, self.events)
+        if self.state is not None:
+            sources.state = self.state.figures
 
     async def _follow(self, events: EventStreamManager) -> None:
         """Load the tokenizers, for which the rest of the start waits. Then prepare to follow the events of replicas."""
         s = self.settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
+        self._sources.prompts = self.prompts.counts
         asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self.tls)
         self._stack.push_async_callback(asker.close)
-        self._task(wiring.make_tokenizer_verifier(self, self.prompts, asker).watch())
+        self._task(TokenizerVerifier(self.router, self.prompts, asker, s.tokens).watch())
         try:  # a model hub may be slow, or behind a firewall that drops packets without an answer
             async with asyncio.timeout(TOKENIZERS_S):
                 await self.prompts.prepare_all()
@@ -167,14 +249,18 @@ class ControlPlane:
         routes = [*self.pages.routes(), *self._additions.routes(), *drains.routes(), *self.prewarm_page.routes()]
         if self.observatory is not None:
             routes += self.observatory.routes()
-        self.admin = wiring.admin_of(self, routes)
+        limits = wiring.admin_limits(self.settings)
+        self.admin = AdminListener(routes, limits, token=self.admin_token, host=self.settings.listen.admin_host)
+        self._sources.admin = self._count_admin_connections
         self._stack.push_async_callback(self.admin.close)
         self.admin_url = await self.admin.listen(self.settings.listen.admin_port)
 
     def _share(self) -> None:
         """Open the link to other routers, if a store is named, and watch for others that share nothing."""
         if is_shared(self.settings.peering):
-            self.link = wiring.make_peer_sync(self)
+            self.link = PeerSync(self, urlsplit(self.admin_url).port or 0)  # the port is part of this router's name
+            self.placer.share_responses(self.link)
+            self._sources.sharing = self.link.figures
             self.link.start()
             self._stack.push_async_callback(self.link.close)
         peering = self.settings.peering
@@ -182,8 +268,8 @@ class ControlPlane:
             router_name(peering, urlsplit(self.admin_url).port or 0),
             routers_expected=peering.expected_routers,
             has_store=is_shared(peering),
-            share=lambda: self.router.fleet.share,
-            peers=lambda: [name for name, _ in self.link.link.peers()] if self.link is not None else [],
+            share=self._known_share,
+            peers=self._peer_names,
         )
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
@@ -222,10 +308,9 @@ class ControlPlane:
 
     # -- notifications -------------------------------------------------------------------------------------------
 
-    def attach_frontends(self, frontends: Frontends) -> None:
-        """Serve these frontends. They place requests here, are notified of replica changes, and report their
-        counters."""
-        self.frontends = frontends
+    async def probe_now(self) -> None:
+        """Probe every replica once, without waiting for the next round."""
+        await self.lifecycle.probe_now()
 
     def observe(self, record: RequestRecord) -> None:
         """Count a request that ended. The frontend writes its log line."""
@@ -236,7 +321,7 @@ class ControlPlane:
 
     def count_attempt_failure(self, replica: str, kind: str) -> None:
         """Count an attempt that failed. A replica that has left in the meantime no longer has a series."""
-        self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
+        self.metrics.requests.count_attempt_failure(replica if self.router.member(replica) is not None else None, kind)
 
     def ready(self) -> bool:
         """True if requests should be sent to this router. A replica must accept requests, the earlier state must be
@@ -250,7 +335,7 @@ class ControlPlane:
     def _has_looked(self) -> bool:
         """True if the first list of replicas has arrived and each of them was probed. Only then is it certain that none
         is ready."""
-        if not self._looked and self.discovered.is_set():
+        if not self._looked and self.lifecycle.discovered.is_set():
             self._looked = all(member.health.asked for member in self.router.members)
         return self._looked
 
@@ -262,16 +347,53 @@ class ControlPlane:
     @property
     def keys(self) -> Keys | None:
         """API keys, which identify tenants; None if the router requires no keys. Always replaced as one object."""
-        return self._keys
+        return self._config.keys
 
-    @keys.setter
-    def keys(self, keys: Keys | None) -> None:
-        self._keys = keys
-        tenants = keys.tenants if keys is not None else {}
-        self.metrics.know_tenants(tenants, self.settings.auth.tenants_max)
+    def admin_token(self) -> str:
+        """Return the token of the admin pages; "": none."""
+        return self._config.admin_token
+
+    def _engine_key(self) -> str:
+        """Return the API key for requests of the router's own to replicas."""
+        return self._config.upstream_key or self.settings.probe.api_key
+
+    def _is_warming(self, replica: str) -> bool:
+        return self.warmer.is_warming(replica)
+
+    def _describe_link(self) -> dict[str, Any] | None:
+        return self.link.status() if self.link is not None else None
+
+    def _describe_router(self) -> dict[str, Any]:
+        return self.unshared.status() if self.unshared is not None else {}
+
+    def _explain_unshared(self) -> str:
+        return self.unshared.why if self.unshared is not None else ""
+
+    def _known_share(self) -> float:
+        return self.router.fleet.share
+
+    def _peer_names(self) -> list[str]:
+        return [name for name, _ in self.link.link.peers()] if self.link is not None else []
+
+    def _describe_state(self) -> dict[str, Any] | None:
+        return self.state.status() if self.state is not None else None
+
+    def _count_in_flight(self) -> int:
+        return self.frontends.in_flight
+
+    def _count_load(self) -> tuple[int, int]:
+        waiting, _ = self.admission.count_queued()
+        return self.frontends.in_flight, sum(waiting.values())
+
+    def _count_admin_connections(self) -> tuple[int, dict[str, int]]:
+        return self.admin.server.connections, self.admin.server.closed
+
+    def _apply_keys(self, config: RuntimeConfig) -> None:
+        tenants = config.keys.tenants if config.keys is not None else {}
+        self.metrics.requests.set_tenants(tenants, config.settings.auth.tenants_max)
         self.admission.set_tenants(tenants)
         if self.link is not None:
-            self.link.take_keys(keys)
+            self.link.take_keys(config.keys)
 
     def renew_tls(self, config: RuntimeConfig) -> None:
         """Use other certificates for new connections of probes. Raises OSError if no file descriptor is left, before
@@ -281,10 +403,9 @@ class ControlPlane:
     def apply(self, config: RuntimeConfig) -> None:
         """Apply settings that may change at run time, and the contents of their files. Replicas join and leave as in
         any other discovery."""
-        self.settings = settings = config.settings
-        self.keys = config.keys
-        self.admin_token, self.upstream_key = config.admin_token, config.upstream_key
-        upstream = settings.upstream
+        self._config, self.settings = config, config.settings
+        self._apply_keys(config)
+        settings, upstream = config.settings, config.settings.upstream
         self.router.configure(slow_start_s=upstream.slow_start_s, stall_timeout_s=upstream.stall_timeout_s)
         self.admission.configure(settings.admission)
         self.warmer.configure(settings.prewarm)
@@ -296,4 +417,4 @@ class ControlPlane:
 
     def count_reload(self, result: str) -> None:
         """Count a reload: `ok` if the new settings are in force, `refused` if the old ones stay."""
-        self.metrics.reloaded(result, time.time())
+        self.metrics.requests.count_reload(result, time.time())

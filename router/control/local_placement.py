@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 from router.control.admission_controller import AdmissionController
 from router.control.response_owners import ResponseOwners
-from router.core.admission.concurrency_windows import AdmissionLimits, NoLimits
 from router.core.admission.queue import Ticket
 from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
@@ -25,63 +25,108 @@ SUMMARY_TTL_S = 0.25  # time for which the text about ready replicas is cached
 POLL_INTERVAL_S = 0.001  # interval of the polls for an awaited event
 
 
+class ResponsePeers(Protocol):
+    """Other routers, as far as stored responses are concerned (peer_routers.py)."""
+
+    def publish_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
+        """Report a stored response to other routers."""
+
+    def owner_wait_s(self) -> float:
+        """Return the time that another router's report of a stored response may take to arrive; 0 if none can
+        arrive."""
+
+
 class LocalPlacementService:
     """Places by the Router in this process."""
 
     def __init__(
         self,
         router: Router,
+        admission: AdmissionController,
+        owners: ResponseOwners,
         *,
         clock: Callable[[], float],
         event_wait_s: float,
-        response_ids_max: int,
-        private_responses: bool = False,
         observe: Callable[[RequestRecord], None],
         failed: Callable[[str, str], None],
         refused: Callable[[str], None],
         page: Callable[[str, RequestPrincipal | None, str], Awaitable[HttpPage | None]],
-        limits: AdmissionLimits | None = None,
-        load_stale_s: float = 3.0,
-        shed: Callable[[str, Priority, str], None] = lambda *_: None,
-        made: Callable[[str, str, str], None] = lambda *_: None,
-        told_within_s: Callable[[], float] = lambda: 0.0,
         pull_rest_s: float = 60.0,
         look: Callable[[], Awaitable[None]] | None = None,
-        reread: Callable[[str], None] = lambda _: None,
+        reread: Callable[[str], None] | None = None,
     ) -> None:
         """Callbacks and limits:
 
-        - `limits`: None means that no request waits for a place.
-        - `shed(code, priority, model)`: called for each request that is turned away.
-        - `made(response_id, replica, tenant)`: called for each stored response.
-        - `told_within_s`: returns the time that other routers' reports of stored responses may take to arrive; 0 if no
-          such report can arrive.
+        - `observe(record)`: called for each request that has ended.
+        - `failed(replica, kind)`: called for each attempt that failed.
+        - `refused(replica)`: called for each refused connection.
         - `look`: reads again the model lists of all replicas.
         - `reread`: reads again the model list of one replica.
         """
         self._router = router
-        self.owners = ResponseOwners(response_ids_max, private=private_responses)
-        self.admission = AdmissionController(
-            router, self.owners, limits or NoLimits(), stale_s=load_stale_s, clock=clock, shed=shed
-        )
+        self._models = router.models
+        self.admission = admission
+        self.owners = owners
         self._clock = clock
         self._event_wait_s = event_wait_s
         self._standing, self._standing_until_s = "", float("-inf")
-        self.resolve = router.models.resolve
-        self.engines, self.find_expected_base = router.models.engines, router.models.find_expected_base
-        self.context_tokens = router.models.context_tokens
-        self.parent = router.models.parent
         self._look, self._reread = look, reread
-        self.cache_identity = router.models.names.cache_identity
-        self.first_token = self.admission.first_token
-        self.reserve_rate = self.admission.charge
-        self.finish = self.admission.finish
-        self._made, self._told_within_s = made, told_within_s
-        self.record_request = observe
-        self.count_attempt_failure = failed
-        self.report_connection_refused = refused
+        self._observe, self._failed, self._refused = observe, failed, refused
         self._page = page
         self._pull_rest_s = pull_rest_s
+        self._peers: ResponsePeers | None = None
+
+    def share_responses(self, peers: ResponsePeers) -> None:
+        """Publish stored responses to other routers, and wait for their reports of theirs."""
+        self._peers = peers
+
+    def resolve(self, model: str | None) -> str:
+        """Return the model meant. Raises UnknownModel, or NoReplicaReady if no replica is ready."""
+        return self._models.resolve(model)
+
+    def engines(self, model: str) -> Iterable[str]:
+        """Return the kinds of engines that serve the model."""
+        return self._models.engines(model)
+
+    def find_expected_base(self, model: str | None) -> str:
+        """Return the base model of a name, or of a missing name, if its replicas may all be gone; "" otherwise."""
+        return self._models.find_expected_base(model)
+
+    def parent(self, model: str) -> str:
+        """Return the base model of a LoRA adapter; "" for any other name."""
+        return self._models.parent(model)
+
+    def context_tokens(self, model: str | None) -> int:
+        """Return the longest context that any replica has for the model."""
+        return self._models.context_tokens(model)
+
+    def cache_identity(self, model: str) -> str:
+        """Return the name with which chains of the model begin. Safe in any thread."""
+        return self._models.names.cache_identity(model)
+
+    def reserve_rate(self, tenant: str, priority: Priority) -> bool:
+        """Charge one request to a tenant that has a rate. Returns True if it was charged. Raises Shed."""
+        return self.admission.charge(tenant, priority)
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """Record the first body event of a stream."""
+        self.admission.first_token(lease, now_s)
+
+    def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Return a lease, with any outcome. A second call changes nothing."""
+        self.admission.finish(lease, outcome, now_s)
+
+    def record_request(self, record: RequestRecord) -> None:
+        """Report a request that ended."""
+        self._observe(record)
+
+    def count_attempt_failure(self, replica: str, kind: str) -> None:
+        """Count an attempt that failed."""
+        self._failed(replica, kind)
+
+    def report_connection_refused(self, replica: str) -> None:
+        """Report a refused connection: proof that the engine is gone."""
+        self._refused(replica)
 
     def page(self, path: str, owner: RequestPrincipal | None = None, accept: str = "") -> Awaitable[HttpPage | None]:
         """Return one of the router's own pages; None if the page does not exist."""
@@ -97,7 +142,8 @@ class LocalPlacementService:
         if self._router.lacks_model(replica, model):
             fields = {"replica": replica, "model": model}
             log.warning("replica does not serve a model of its list", extra={"event": "model_lost", "fields": fields})
-        self._reread(replica)
+        if self._reread is not None:
+            self._reread(replica)
 
     def wants_token_ids(self) -> bool:
         """True if events of any replica are followed, so that prompts are needed as token ids."""
@@ -136,12 +182,13 @@ class LocalPlacementService:
     def register_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
         """Record that a replica has made a stored response for this tenant."""
         self.owners.learn(response_id, replica, tenant)
-        self._made(response_id, replica, tenant)
+        if self._peers is not None:
+            self._peers.publish_response_owner(response_id, replica, tenant)
 
     async def _wait_for_response_owner(self, response_id: str) -> None:
         """Wait for another router's report of a response that is unknown here: its client may be faster than the
         report. Without a report, the request could not be answered anyway."""
-        until_s = self._clock() + self._told_within_s()
+        until_s = self._clock() + (self._peers.owner_wait_s() if self._peers is not None else 0.0)
         while self._clock() < until_s and not self.owners.knows(response_id):  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(POLL_INTERVAL_S)
 

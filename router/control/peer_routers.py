@@ -36,8 +36,8 @@ OWNER_WAIT_S = 0.25  # longest time in which other routers' reports of a stored 
 
 
 class PeeredControlPlane(Protocol):
-    """The parts of a control plane that its link needs. ControlPlaneContext has the link among its own parts, so it is
-    not named here."""
+    """The parts of a control plane that its link needs. `control_plane` imports this module, so its class is not named
+    here."""
 
     settings: Settings
     router: Router
@@ -95,6 +95,10 @@ class PeerSync:
     async def close(self) -> None:
         """Notify other routers that this router leaves."""
         await self.link.close()
+
+    def publish_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
+        """Report a stored response to other routers."""
+        self.link.publish_response_owner(response_id, replica, tenant)
 
     def owner_wait_s(self) -> float:
         """Return the time that another router's report of a stored response may take to arrive; 0 if none can

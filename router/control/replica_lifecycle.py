@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 
 from router.core.fleet.breaker import State
 from router.core.placement.router import Router
@@ -19,7 +19,7 @@ from router.engines.ranks import RankExpander
 from router.eventloop import log_exceptions
 from router.placement_api import Frontends
 from router.prewarm.warmer import Warmer
-from router.telemetry.metrics import Metrics
+from router.telemetry.counters import RequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -33,41 +33,46 @@ _BREAKER = {  # text and event of a log line, by the new state of a circuit brea
 class ReplicaLifecycle:
     """The replicas of one router, and the tasks that watch each of them."""
 
-    def __init__(
-        self,
-        router: Router,
-        *,
-        prober: Prober,
-        ranks: RankExpander,
-        events: EventStreamManager | None,
-        peers: P2pProber | None = None,
-        hands: KvConnectorProber | None = None,
-        warmer: Warmer,
-        metrics: Metrics,
-        frontends: Callable[[], Frontends],
-    ) -> None:
-        """Optional parts:
+    _router: Router
+    _metrics: RequestMetrics
+    _prober: Prober
+    _ranks: RankExpander
+    _warmer: Warmer
 
-        - `frontends`: returns the frontends that serve now.
-        - `events`: None means that no replica's KV events are followed.
-        - `peers`: None means no P2P KV transfer.
-        - `hands`: None means no disaggregated prefill.
-        """
-        self._router = router
-        self._prober = prober
-        self._ranks = ranks
-        self._events = events
-        self._peers = peers
-        self._hands = hands
-        self._warmer = warmer
-        self._metrics = metrics
+    def __init__(self, frontends: Frontends) -> None:
+        """The other parts follow by `connect`, because they report to this object."""
         self._frontends = frontends
+        self._events: EventStreamManager | None = None
+        self._peers: P2pProber | None = None
+        self._hands: KvConnectorProber | None = None
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its peer address
         self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its KV connector
         self._grades: dict[str, Confidence] = {}  # grades as last logged, by replica
         self._unheard: dict[str, float] = {}  # replica -> time since which its event stream, already logged, is down
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
+
+    def connect(
+        self,
+        router: Router,
+        metrics: RequestMetrics,
+        *,
+        prober: Prober,
+        ranks: RankExpander,
+        warmer: Warmer,
+        events: EventStreamManager | None,
+        peers: P2pProber | None,
+        hands: KvConnectorProber | None,
+    ) -> None:
+        """Set the parts that watch replicas. It must be called before the first replica joins.
+
+        - `events`: None means that no replica's KV events are followed.
+        - `peers`: None means no P2P KV transfer.
+        - `hands`: None means no disaggregated prefill.
+        """
+        self._router, self._metrics = router, metrics
+        self._prober, self._ranks, self._warmer = prober, ranks, warmer
+        self._events, self._peers, self._hands = events, peers, hands
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> None:
         """Apply each complete set of replicas that discovery yields, until cancelled."""
@@ -107,7 +112,7 @@ class ReplicaLifecycle:
                 )
                 event = "replica_listed_ready" if ready else "replica_listed_not_ready"
                 log.info(text, extra={"event": event, "fields": _make_log_fields(by_id[id_])})
-                (self.on_ready if ready else self._frontends().on_replica_removed)(id_)
+                (self.on_ready if ready else self._frontends.on_replica_removed)(id_)
             member = self._router.member(id_)
             if self._events is not None and member is not None and member.replica != before[id_]:
                 self._events.update(member.replica)
@@ -128,15 +133,15 @@ class ReplicaLifecycle:
                 looked.cancel()
         if self._hands is not None:
             self._hands.forget(id_)
-        self._metrics.left(id_)
+        self._metrics.remove_replica(id_)
         self._prober.forget(id_)
         self._grades.pop(id_, None)
         self._unheard.pop(id_, None)
         self._warmer.on_replica_removed(id_)
-        self._frontends().on_replica_removed(id_)
+        self._frontends.on_replica_removed(id_)
 
     def _on_replica_added(self, replica: Replica) -> None:
-        self._metrics.joined(replica.id)
+        self._metrics.add_replica(replica.id)
         self._warmer.on_replica_added(replica.id, new=self.discovered.is_set())
         log.info("replica joined", extra={"event": "replica_joined", "fields": _make_log_fields(replica)})
         work: list[Coroutine[None, None, None]] = [self._prober.watch(replica.id)]
@@ -180,11 +185,11 @@ class ReplicaLifecycle:
     def on_ready(self, replica: str) -> None:
         """Handle a replica that has become ready."""
         self._warmer.ready(replica)
-        self._frontends().on_replica_ready(replica)
+        self._frontends.on_replica_ready(replica)
 
     def on_unreachable(self, replica: str) -> None:
         """Handle a replica with a closed port. The server that returns may have another number of ranks."""
-        self._frontends().on_replica_unreachable(replica)
+        self._frontends.on_replica_unreachable(replica)
         for id_ in self._router.same_server(replica):
             self._warmer.on_connection_refused(id_)
         self._ranks.invalidate(replica)
@@ -221,6 +226,20 @@ class ReplicaLifecycle:
                 self._unheard[id_] = since_s
                 fields = {"replica": id_, "why": why, "for_s": round(now_s - since_s)}
                 log.warning("a ready replica has no KV event stream", extra={"event": "events_down", "fields": fields})
+
+    def on_cache_cleared(self, replica: str) -> None:
+        """Handle a replica that has lost its cache."""
+        self._warmer.on_cache_cleared(replica)
+
+    def replay_events(self, replica: str) -> None:
+        """Request a replay of the replica's events from the beginning."""
+        if self._events is not None:
+            self._events.resync(replica)
+
+    def verify_event_stream(self, replica: str) -> None:
+        """Request a proof that the replica's event stream is from the same process, after a refused connection."""
+        if self._events is not None:
+            self._events.suspect(replica, "connection refused")
 
     def on_shared_metrics_page(self, replica: str) -> None:
         """Warn of a replica with a metrics page that several processes serve alternately."""

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from router.admin.history.request_history import RouterHistory
 from router.admin.history.writer import HistoryWriter
 from router.admin.insights_pages import InsightsService
-from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
-from router.admin.page_table import AdminRoute
-from router.admin.pages import Pages
+from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX
 from router.config.allowed_networks import is_loopback
-from router.config.schema import P2pSettings, Settings, TierSettings
+from router.config.schema import DisaggSettings, P2pSettings, Settings, TierSettings
 from router.config.url_maps import event_endpoints, event_topics
-from router.control.control_context import ControlPlaneContext
-from router.control.local_placement import LocalPlacementService
-from router.control.peer_routers import PeerSync
+from router.control.admission_controller import AdmissionController
+from router.control.replica_lifecycle import ReplicaLifecycle
+from router.control.response_owners import ResponseOwners
 from router.control.snapshot import SnapshotManager
 from router.core.estimators.tier_load import FLOOR_MS, LoadModel, guess
 from router.core.fleet.expected_models import ExpectedModels
@@ -33,34 +31,31 @@ from router.core.insights.breakdown import Explainer
 from router.core.kv_events.stream import StreamLimits
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.core.types.replicas import Replica
+from router.core.types.cache_misses import Template
+from router.core.types.requests import Priority
 from router.core.types.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
 from router.engines.discovery.combined_source import MergedDiscovery
 from router.engines.discovery.factory import source_of
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
-from router.engines.p2p_prober import P2pProber
+from router.engines.metrics_page import MetricsPages
 from router.engines.pair_warmup import PairWarmer
 from router.engines.probe import Prober
-from router.engines.ranks import RankExpander
 from router.http.client_timeouts import ClientLimits
 from router.peering.validation import is_shared
 from router.prewarm.sender import PromptSender
 from router.prewarm.warmer import Warmer
+from router.telemetry.counters import RequestMetrics
 from router.telemetry.metrics import Metrics, MetricSources
-from router.tokenization.encoder import PromptEncoder
-from router.tokenization.request_tokens import EngineTokenizer
-from router.tokenization.verifier import TokenizerVerifier
 
 log = logging.getLogger(__name__)
 
 STALE_PROBES = 3  # probe intervals after which an engine's reported load no longer counts
 
 
-def router_of(context: ControlPlaneContext) -> Router:
-    """Make the Router. Its events about replicas go to the lifecycle, the event streams and the warmer."""
-    s = context.settings
+def make_router(s: Settings, lifecycle: ReplicaLifecycle) -> Router:
+    """Make the Router. It reports events of replicas to their lifecycle."""
     window_s = s.insights.replay_window_s
     return Router(
         POLICIES[s.routing.policy](),
@@ -72,14 +67,14 @@ def router_of(context: ControlPlaneContext) -> Router:
         repeats=s.events.request_full_reports,
         tiers=s.tiers.enabled,
         load_guesses=load_guesses(s.tiers, s.p2p),
-        graded=lambda id_, grade, why: context.lifecycle.on_grade_changed(id_, grade, why),
-        resync=lambda id_: context.events.resync(id_) if context.events else None,
+        graded=lifecycle.on_grade_changed,
+        resync=lifecycle.replay_events,
         slow_start_s=s.upstream.slow_start_s,
         stall_timeout_s=s.upstream.stall_timeout_s,
-        breaker_changed=lambda id_, state, why: context.lifecycle.on_breaker_changed(id_, state, why),
-        cleared=lambda id_: context.warmer.on_cache_cleared(id_),
-        several=lambda id_: context.lifecycle.on_shared_metrics_page(id_),
-        suspect=lambda id_: context.events.suspect(id_, "connection refused") if context.events else None,
+        breaker_changed=lifecycle.on_breaker_changed,
+        cleared=lifecycle.on_cache_cleared,
+        several=lifecycle.on_shared_metrics_page,
+        suspect=lifecycle.verify_event_stream,
         explainer=Explainer(s.insights.blocks_max, replay_window_s=window_s) if s.insights.enabled else None,
         expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
     )
@@ -97,82 +92,59 @@ def load_guesses(s: TierSettings, pulls: P2pSettings) -> dict[str, LoadModel]:
     return {tier: guess(FLOOR_MS[tier], s.kv_bytes_per_token, speed) for tier, speed in gb_per_s.items()}
 
 
-def metrics_of(context: ControlPlaneContext) -> Metrics:
+def make_metrics(s: Settings, router: Router, sources: MetricSources) -> Metrics:
     """Make the metrics of this process and of all frontends."""
-
-    def streams() -> dict[str, dict[str, float | None]]:
-        rows = context.events.stats().items() if context.events is not None else ()
-        return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
-
-    def history() -> tuple[bool, int, int]:
-        status = context.history.status()
-        return (status.failing, status.bytes, context.history.count_dropped()) if status is not None else (False, 0, 0)
-
-    figures = MetricSources(
-        in_flight=lambda: context.frontends.in_flight,
-        streams=streams,
-        prompts=lambda: context.prompts.counts() if context.prompts is not None else {},
-        queued=lambda: context.admission.count_queued(),
-        waiting=lambda: context.admission.count_waiting(),
-        held=lambda: context.admission.held_back(),
-        engine_version=lambda replica: context.lifecycle.engine_version(replica),
-        discoveries=lambda: msgspec.to_builtins(context.discoveries.statuses()),
-        ledger=lambda: context.observatory.flush() if context.observatory is not None else None,
-        history=history,
-        sharing=lambda: context.link.figures() if context.link is not None else None,
-        state=lambda: context.state.figures() if context.state is not None else None,
-        admin=lambda: (context.admin.server.connections, context.admin.server.closed),
-        totals=context.totals,
-    )
     return Metrics(
-        context.router,
+        router,
         time.monotonic,
-        figures,
+        sources,
         process=True,
-        splits=bool(context.settings.disagg.kv_connector),
-        former_names=context.settings.metrics.former_names,
+        splits=bool(s.disagg.kv_connector),
+        former_names=s.metrics.former_names,
     )
 
 
-def replicas_of(context: ControlPlaneContext) -> StaticDiscovery:
+def make_replicas(s: Settings, router: Router) -> StaticDiscovery:
     """Make the source of configured replicas. Replicas that a reload removes are kept for at most the time of two
     probes."""
-    kept_s = 2 * context.settings.probe.timeout_s
-    return StaticDiscovery(context.settings.replicas, alone=context.router.serving_alone, kept_s=kept_s)
+    return StaticDiscovery(s.replicas, alone=router.serving_alone, kept_s=2 * s.probe.timeout_s)
 
 
-def discoveries_of(context: ControlPlaneContext) -> MergedDiscovery:
+def make_discoveries(s: Settings, replicas: StaticDiscovery) -> MergedDiscovery:
     """Join all sources of replicas: replicas of the settings, replicas added at run time, and the configured
     discovery."""
-    s = context.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning(
             "no replicas are configured: set --replica URL, `replicas` or `discovery`",
             extra={"event": "no_replicas"},
         )
     source = source_of(s.discovery, split=bool(s.disagg.kv_connector))
-    return MergedDiscovery(context.replicas, source, replicas_max=s.discovery.replicas_max)
+    return MergedDiscovery(replicas, source, replicas_max=s.discovery.replicas_max)
 
 
-def history_of(context: ControlPlaneContext) -> RouterHistory:
-    """Make the history: in memory, and also in a file if a path is configured."""
-    admin = context.settings.admin
+def make_history(s: Settings, load: Callable[[], tuple[int, int]]) -> RouterHistory:
+    """Make the history: in memory, and also in a file if a path is configured. `load()`: the number of requests being
+    answered, and how many of them wait in the router."""
+    admin = s.admin
     keeper = None
     if admin.history_path:
         path, days = admin.history_path, admin.history_days_max
         keeper = HistoryWriter(path, bytes_max=admin.history_bytes_max, days_max=days)
-
-    def load() -> tuple[int, int]:
-        waiting, _ = context.admission.count_queued()
-        return context.frontends.in_flight, sum(waiting.values())
-
     return RouterHistory(
-        decisions_max=context.settings.limits.recent_decisions_max,
+        decisions_max=s.limits.recent_decisions_max,
         keeper=keeper,
         load=load,
         days_max=admin.history_days_max,
         bytes_max=admin.history_bytes_max,
     )
+
+
+def make_admission(
+    s: Settings, router: Router, owners: ResponseOwners, shed: Callable[[str, Priority, str], None]
+) -> AdmissionController:
+    """Make the admission of requests. `shed(code, priority, model)` is called for each request that is refused."""
+    stale_s = STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s)
+    return AdmissionController(router, owners, s.admission, stale_s=stale_s, clock=time.monotonic, shed=shed)
 
 
 def warn_if_unauthenticated(settings: Settings) -> None:
@@ -188,184 +160,149 @@ def warn_if_unauthenticated(settings: Settings) -> None:
     )
 
 
-def pages_of(context: ControlPlaneContext) -> Pages:
-    """Make the pages that any client or operator may read."""
+def make_observatory(
+    s: Settings,
+    router: Router,
+    metrics: Metrics,
+    history: RouterHistory,
+    admission: AdmissionController,
+    warming: Callable[[str], bool],
+    about_router: Callable[[], dict[str, Any]],
+) -> InsightsService | None:
+    """Make the observatory; None if it is switched off.
 
-    def stream(replica: str) -> dict[str, Any] | None:
-        stats = context.events.stat(replica) if context.events is not None else None
-        return msgspec.to_builtins(stats) if stats is not None else None
-
-    return Pages(
-        context.router,
-        context.metrics,
-        ready=context.ready,
-        clock=time.monotonic,
-        history=context.history,
-        streams=stream,
-        window=lambda id_: context.admission.window(id_),
-        added=lambda id_: Replica(id_).url in context.replicas.added,
-        warming=lambda id_: context.warmer.is_warming(id_),
-        engine_version=lambda id_: context.lifecycle.engine_version(id_),
-        discoveries=lambda: msgspec.to_builtins(context.discoveries.statuses()),
-        sharing=lambda: context.link.status() if context.link is not None else None,
-        unshared=lambda: hub.unshared.why if hub.unshared is not None else "",
-        state=lambda: context.state.status() if context.state is not None else None,
-        look=lambda: context.prober.look(),
-    )
-
-
-def observatory_of(context: ControlPlaneContext) -> InsightsService | None:
-    """Make the observatory; None if it is switched off."""
-    settings = context.settings.insights
-    if not settings.enabled:
+    - `warming(replica)`: True if its cache is being filled.
+    - `about_router()`: this router's name, its peers and whether it shares with them.
+    """
+    if not s.insights.enabled:
         return None
     return InsightsService(
-        context.router,
-        settings,
-        tenant=context.metrics.tenant,
+        router,
+        s.insights,
+        tenant=metrics.requests.tenant,
         clock=time.monotonic,
-        decisions=context.history.newest,
-        window=lambda id_: context.admission.window(id_),
-        warming=lambda id_: context.warmer.is_warming(id_),
-        models=context.metrics.models,
-        counted=context.metrics.sum_engine_counts,
-        about_router=lambda: hub.unshared.status() if hub.unshared is not None else {},
+        decisions=history.newest,
+        window=admission.window,
+        warming=warming,
+        models=metrics.models,
+        counted=metrics.sum_engine_counts,
+        about_router=about_router,
     )
 
 
-def placer_of(context: ControlPlaneContext) -> LocalPlacementService:
-    """Make the placer for the frontends."""
-    s = context.settings
-    return LocalPlacementService(
-        context.router,
-        clock=time.monotonic,
-        event_wait_s=s.events.pending_wait_s,
-        response_ids_max=s.limits.response_ids_max,
-        private_responses=bool(s.auth.keys_file),
-        observe=context.observe,
-        failed=context.count_attempt_failure,
-        refused=lambda replica: context.lifecycle.on_connection_refused(replica),
-        page=context.pages.page,
-        limits=s.admission,
-        load_stale_s=STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s),
-        shed=context.metrics.shed,
-        made=lambda *made: context.link.link.publish_response_owner(*made) if context.link is not None else None,
-        told_within_s=lambda: context.link.owner_wait_s() if context.link is not None else 0.0,
-        pull_rest_s=s.p2p.cooldown_s,
-        look=lambda: context.prober.look(),
-        reread=lambda replica: context.prober.reread(replica),
-    )
-
-
-def make_snapshot_manager(context: ControlPlaneContext) -> SnapshotManager | None:
-    """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
-    s = context.settings
-    if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
-        return None
-    return SnapshotManager(context.router, s.snapshot, name=s.peering.router_id or socket.gethostname())
-
-
-def make_peer_sync(context: ControlPlaneContext) -> PeerSync:
-    """Make the link to other routers. The admin listener must have its port first, because the port is part of this
-    router's name."""
-    return PeerSync(context, urlsplit(context.admin_url).port or 0)
-
-
-def warmer_of(context: ControlPlaneContext) -> Warmer:
-    """Make the warmer, which fills caches before traffic comes."""
-    s = context.settings
-    sender = PromptSender(
-        context.router,
-        context.admission,
-        clock=time.monotonic,
-        api_key=lambda: context.upstream_key or s.probe.api_key,
-        tls=context.tls,
-    )
+def make_warmer(
+    s: Settings,
+    router: Router,
+    sender: PromptSender,
+    observatory: InsightsService | None,
+    requests: RequestMetrics,
+    released: Callable[[str], None],
+) -> Warmer:
+    """Make the warmer, which fills caches before traffic comes. `released(replica)`: called when a replica that was
+    held back for that may receive requests."""
     return Warmer(
-        context.router,
+        router,
         sender,
         s.prewarm,
         clock=time.monotonic,
-        hottest=context.observatory.hottest if context.observatory is not None else lambda _: (),
-        counted=context.metrics.prewarmed,
-        released=lambda id_: context.frontends.on_replica_ready(id_),
+        hottest=observatory.hottest if observatory is not None else _no_templates,
+        counted=requests.count_prewarm,
+        released=released,
     )
 
 
-def prober_of(context: ControlPlaneContext) -> Prober:
+def _no_templates(_count: int) -> Sequence[Template]:
+    """Return no learned template: the observatory is off."""
+    return ()
+
+
+def make_prober(
+    s: Settings, router: Router, lifecycle: ReplicaLifecycle, pages: MetricsPages, tls: ssl.SSLContext | None
+) -> Prober:
     """Make the prober, which requests health, models and load from replicas."""
     return Prober(
-        context.router,
-        lambda id_: context.lifecycle.on_unreachable(id_),
-        on_ready=lambda id_: context.lifecycle.on_ready(id_),
-        settings=context.settings.probe,
-        pages=context.metrics_pages,
-        kv_tokens_max=context.settings.routing.kv_tokens_max,
-        tls=context.tls,
+        router,
+        lifecycle.on_unreachable,
+        on_ready=lifecycle.on_ready,
+        settings=s.probe,
+        pages=pages,
+        kv_tokens_max=s.routing.kv_tokens_max,
+        tls=tls,
     )
 
 
-def make_p2p_prober(context: ControlPlaneContext) -> P2pProber:
-    """Make the prober of the addresses at which engines accept commands of their peers."""
-    return P2pProber(context.router.set_p2p_address, context.settings.p2p)
-
-
-def make_kv_connector_prober(context: ControlPlaneContext) -> KvConnectorProber | None:
-    """Make the prober of KV connectors; None if disaggregated prefill is off."""
-    settings = context.settings.disagg
-    return KvConnectorProber(context.router.set_kv_connector, settings, context.tls) if settings.kv_connector else None
-
-
-def make_pair_warmer(context: ControlPlaneContext, hands: KvConnectorProber) -> PairWarmer:
+def make_pair_warmer(
+    router: Router,
+    prober: KvConnectorProber,
+    api_key: Callable[[], str],
+    disagg: DisaggSettings,
+    tls: ssl.SSLContext | None,
+) -> PairWarmer:
     """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
     pair."""
     return PairWarmer(
-        context.router,
-        hands.handshake,
-        hands.addresses,
-        api_key=lambda: context.upstream_key or context.settings.probe.api_key,
+        router,
+        prober.handshake,
+        prober.addresses,
+        api_key=api_key,
         clock=time.monotonic,
-        tls=context.tls,
-        hosts=context.settings.disagg.hosts,
+        tls=tls,
+        hosts=disagg.hosts,
     )
 
 
-def ranks_of(context: ControlPlaneContext) -> RankExpander:
-    """Make the discovery of data-parallel ranks, which requests their number from servers."""
-    return RankExpander(context.settings.probe, context.metrics_pages, context.tls)
+def make_snapshot_manager(s: Settings, router: Router) -> SnapshotManager | None:
+    """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
+    if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
+        return None
+    return SnapshotManager(router, s.snapshot, name=s.peering.router_id or socket.gethostname())
 
 
-def subscriber_of(context: ControlPlaneContext) -> EventStreamManager:
-    """Make the subscriber to the KV events of replicas."""
-    s = context.settings
+def make_subscriber(
+    s: Settings, router: Router, tls: ssl.SSLContext | None, state: SnapshotManager | None
+) -> EventStreamManager | None:
+    """Make the subscriber to the KV events of replicas; None if events are off."""
+    if not s.events.enabled:
+        return None
     return EventStreamManager(
-        context.router.knowledge,
+        router.knowledge,
         endpoints=event_endpoints(s.events.endpoints),
         bind=s.events.bind,
         topics=event_topics(s.events.topics),
         api_key=s.probe.api_key,
-        tls=context.tls,
+        tls=tls,
         poll_s=s.events.poll_s,
         limits=StreamLimits(
             silence_s=s.events.replay_timeout_s,
             suspended_max_s=s.events.fallback_delay_s,
             queue_bytes_max=s.events.queue_bytes_max,
         ),
-        handover=context.state.handover if context.state is not None else None,
+        handover=state.handover if state is not None else None,
     )
 
 
-def make_tokenizer_verifier(
-    context: ControlPlaneContext, prompts: PromptEncoder, asker: EngineTokenizer
-) -> TokenizerVerifier:
-    """Make the check that compares this router's token ids with those of replicas."""
-    return TokenizerVerifier(context.router, prompts, asker, context.settings.tokens)
+def count_event_streams(events: EventStreamManager) -> dict[str, dict[str, float | None]]:
+    """Return the counts of event streams, by replica (MetricSources.streams)."""
+    rows = events.stats().items()
+    return {id_: {**msgspec.to_builtins(row.counts), "blocks": row.blocks, "lag_s": row.lag_s} for id_, row in rows}
 
 
-def admin_of(context: ControlPlaneContext, routes: Iterable[AdminRoute]) -> AdminListener:
-    """Make the admin listener with these pages, before it listens."""
-    s = context.settings
-    return AdminListener(routes, admin_limits(s), token=lambda: context.admin_token, host=s.listen.admin_host)
+def describe_event_stream(events: EventStreamManager | None, replica: str) -> dict[str, Any] | None:
+    """Return the state of a replica's event stream for pages; None if it has none."""
+    stats = events.stat(replica) if events is not None else None
+    return msgspec.to_builtins(stats) if stats is not None else None
+
+
+def describe_discoveries(discoveries: MergedDiscovery) -> dict[str, Any]:
+    """Return the freshness of each source's list of replicas, for pages and metrics."""
+    found: dict[str, Any] = msgspec.to_builtins(discoveries.statuses())
+    return found
+
+
+def count_history(history: RouterHistory) -> tuple[bool, int, int]:
+    """Return the state of the history file (MetricSources.history)."""
+    status = history.status()
+    return (status.failing, status.bytes, history.count_dropped()) if status is not None else (False, 0, 0)
 
 
 def admin_limits(settings: Settings) -> ClientLimits:

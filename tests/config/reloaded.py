@@ -74,7 +74,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "retries": proxy._attempts.limits,
         "budget": (http._budget.ratio, http._budget.floor_per_s),
         "answers": (proxy.receipts, http._routes._inference, http._routes._metrics_here),
-        "credentials": (lines._own_lines, lines._kept, http._callers.admin_token, control.admin_token),
+        "credentials": (lines._own_lines, lines._kept, http._callers.admin_token, control.admin_token()),
         "clients": (server.limits, server._slots.limits),
         "pages": (server.cors._named if server.cors is not None else None, http._routes.cors is server.cors),
         "operators": (control.admin.server.limits, control.admin.server._slots.limits),

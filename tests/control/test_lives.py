@@ -312,11 +312,11 @@ async def test_readiness_without_a_list(client: ClientSession, told: Told, caplo
     source = {"discovery__source": "dns", "discovery__dns_name": "vllm.svc", "discovery__port": 8000}
     async with FakeEngine() as engine:
         async with RouterServer(resolve(settings(**source))) as app:
-            assert not app.control.discovered.is_set()
+            assert not app.control.lifecycle.discovered.is_set()
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 503
             told.say(Replica(engine.url))
-            await until(app.control.discovered.is_set)
+            await until(app.control.lifecycle.discovered.is_set)
             await until(app.router.fleet.ready)
             async with client.get(app.url + "/readyz") as response:
                 assert response.status == 200

@@ -43,7 +43,7 @@ async def test_a_router_without_replicas_is_ready_where_that_is_wanted(
     async with RouterServer(resolve(settings(discovery__scale_from_zero=allowed))) as app, FakeEngine() as engine:
         assert await status(client, app.url + "/readyz") == 503, "nothing is known yet"
         told.say()
-        await until(app.control.discovered.is_set)
+        await until(app.control.lifecycle.discovered.is_set)
         for url in (app.url, app.admin_url):
             assert await status(client, url + "/readyz") == expected
         assert await refused(client, app, "none") == 0

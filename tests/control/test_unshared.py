@@ -6,10 +6,10 @@ import logging
 
 import pytest
 from aiohttp import ClientSession
+from router.single_process import RouterServer
 
 from router.config.schema import PeeringSettings
 from router.control.unshared import UNSHARED_S, UnsharedRouters, router_name
-from router.single_process import RouterServer
 from tests.support.fakes import settings
 from tests.support.waiting import until
 

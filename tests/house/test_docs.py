@@ -75,7 +75,7 @@ async def test_every_metric_is_in_the_table() -> None:
     documented = {row[0].strip("`"): row for row in table(METRICS)}
     settings = Settings(replicas=("http://127.0.0.1:1",), listen=on_free_ports())
     async with RouterServer(resolve(settings)) as app:
-        app.control.metrics.failed("http://127.0.0.1:1", "connect")
+        app.control.metrics.requests.count_attempt_failure("http://127.0.0.1:1", "connect")
         families = list(app.control.metrics.registry.collect())
     emitted = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
 

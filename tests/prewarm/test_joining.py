@@ -112,7 +112,7 @@ async def test_an_outage_is_worse_than_a_miss(told: Told, engine: FakeEngine, tm
             resolve(settings(prewarm__block_readiness=True, prewarm__prefixes_file=file_of(tmp_path, chat("a"))))
         ) as app:
             told.say()
-            await app.control.discovered.wait()
+            await app.control.lifecycle.discovered.wait()
             told.say(Replica(engine.url))
             await engine.at_work.wait()
             assert ready(app) == [engine.url]

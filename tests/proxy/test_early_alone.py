@@ -20,7 +20,7 @@ from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
 from router.core.types.placements import ExternalKv, Pull
 from router.proxy.http_frontend import HttpFrontend
-from router.router_server import RouterServer
+from router.router_server import FrontendGroup, RouterServer
 from tests.support import fakes
 from tests.support.fakes import FakeEngine, Reply, idle, message_events, response_events, running
 from tests.support.splitting import frontend
@@ -169,9 +169,10 @@ class PullPlacer:
 async def pulling(*engines: FakeEngine) -> AsyncIterator[tuple[HttpFrontend, PullPlacer]]:
     """A frontend before these replicas, which pull all prompts."""
     settings = fakes.settings(*engines)
-    async with ControlPlane(resolve(settings)) as control:
+    group = FrontendGroup()
+    async with ControlPlane(resolve(settings), group) as control:
         placer = PullPlacer(control.placer)
-        async with frontend(settings, placer, control) as http:
+        async with frontend(settings, placer, control, group) as http:
             await control.probe_now()
             yield http, placer
 

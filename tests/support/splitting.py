@@ -101,12 +101,14 @@ class SplitPlacer:
 
 
 @asynccontextmanager
-async def frontend(settings: Settings, placer: PlacementService, control: ControlPlane) -> AsyncIterator[HttpFrontend]:
+async def frontend(
+    settings: Settings, placer: PlacementService, control: ControlPlane, group: FrontendGroup
+) -> AsyncIterator[HttpFrontend]:
     """A frontend of this control plane, which places by another service."""
     async with IngressContext(resolve(settings), placer, control.prompts) as ingress:
         bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.total_body_bytes_max)
         async with HttpFrontend(resolve(settings), placer, ingress, bodies) as http:
-            control.attach_frontends(FrontendGroup(ingress, [http]))
+            group.attach(ingress, [http])
             yield http
 
 
@@ -121,9 +123,10 @@ async def splitting(
     """A frontend before these replicas, its placer, and its control plane, which has probed them once and splits
     nothing itself."""
     settings = fakes.settings(*prefill, *decode, disagg__kv_connector=handshake.value, **overrides)
-    async with ControlPlane(resolve(fakes.settings(*prefill, *decode, **overrides))) as control:
+    group = FrontendGroup()
+    async with ControlPlane(resolve(fakes.settings(*prefill, *decode, **overrides)), group) as control:
         placer = SplitPlacer(control.placer, handshake, prefill, decode, addresses or {})
-        async with frontend(settings, placer, control) as http:
+        async with frontend(settings, placer, control, group) as http:
             await control.probe_now()
             yield http, placer, control
 

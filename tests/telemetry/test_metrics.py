@@ -38,13 +38,13 @@ def no_created_series() -> Iterator[None]:
 def test_the_page_is_what_the_library_would_write(seen: list[RequestRecord]) -> None:
     """Our own counters give, byte for byte, the page that prometheus_client's counters give."""
     ours, library = metrics(), Library()
-    ours.know_tenants(["acme"], 9)
+    ours.requests.set_tenants(["acme"], 9)
     for replica in REPLICAS:
-        ours.joined(replica)
+        ours.requests.add_replica(replica)
     for each in seen:
         ours.observe(each)
         library.observe(each)
-    ours.failed(REPLICAS[0], "connect")
+    ours.requests.count_attempt_failure(REPLICAS[0], "connect")
     library.of["replica_failures"].labels(REPLICAS[0], "connect").inc()
     library.of["attempts"].labels("connect").inc()
     expected = generate_latest(library.registry)
@@ -135,10 +135,10 @@ def test_failures_leave_with_their_replica() -> None:
     """What a replica failed at is gone with it, and what others did is not."""
     it = metrics()
     for replica in REPLICAS:
-        it.failed(replica, "connect")
-        it.failed(replica, "a kind of its own")
-    it.left(REPLICAS[0])
-    it.left("http://10.0.0.9:8000")
+        it.requests.count_attempt_failure(replica, "connect")
+        it.requests.count_attempt_failure(replica, "a kind of its own")
+    it.requests.remove_replica(REPLICAS[0])
+    it.requests.remove_replica("http://10.0.0.9:8000")
 
     page = it.page().decode()
     assert f'replica="{REPLICAS[0]}"' not in page
@@ -155,8 +155,8 @@ def test_every_kind_of_failure_is_there_from_the_start() -> None:
 def test_a_replica_that_gets_nothing_counts() -> None:
     """Tokens by replica begin at nought when it joins, go when it leaves, and do not come back with a late record."""
     it, (first, second) = metrics(), REPLICAS
-    it.joined(first)
-    it.joined(second)
+    it.requests.add_replica(first)
+    it.requests.add_replica(second)
     receipt = Receipt(second, "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60)
     it.observe(record(ending="ok", receipt=receipt))
     page = it.page().decode()
@@ -164,7 +164,7 @@ def test_a_replica_that_gets_nothing_counts() -> None:
     assert f'warmroute_replica_placed_tokens_total{{replica="{second}"}} 100.0' in page
     assert f'warmroute_replica_computed_tokens_total{{replica="{second}"}} 40.0' in page
 
-    it.left(second)
+    it.requests.remove_replica(second)
     it.observe(record(ending="ok", receipt=receipt))
     assert f'replica="{second}"' not in it.page().decode()
 
@@ -187,7 +187,7 @@ def test_saved_prefill() -> None:
 def test_tokens_of_tenants() -> None:
     """Tokens are counted for tenants by name, and for at most so many of them."""
     it = metrics()
-    it.know_tenants(["acme", "other inc"], 1)
+    it.requests.set_tenants(["acme", "other inc"], 1)
     receipt = Receipt(REPLICAS[0], "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60)
     for tenant in ("acme", "other inc", "acme"):
         it.observe(record(ending="ok", receipt=receipt, tenant=tenant))

@@ -44,6 +44,10 @@ class StaticDiscovery:
     def __contains__(self, url: str) -> bool:
         return url in self._urls or url in self.added
 
+    def is_added(self, replica: str) -> bool:
+        """True if this replica, by its id, was added at run time."""
+        return Replica(replica).url in self.added
+
     def add(self, url: str) -> None:
         """Add a replica by its URL, without a trailing slash."""
         self.added.add(url)

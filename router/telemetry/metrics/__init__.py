@@ -25,6 +25,7 @@ from router.telemetry.metrics.former import WithFormerNames, with_former_names
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.request_groups import make_group_families
 from router.telemetry.metrics.samples import MetricSources
+from router.telemetry.request_record import RequestRecord
 from router.telemetry.series import Counter, Histogram
 
 __all__ = ["CONTENT_TYPE", "MetricSources", "Metrics"]
@@ -50,27 +51,22 @@ class Metrics:
         splits: bool = False,
         former_names: bool = False,
     ) -> None:
-        """`process`: the page ends with the kernel's figures of this process, which are in no registry. `splits`: some
-        requests may use disaggregated prefill. `former_names`: the page also has renamed metrics under their former
-        names (metrics/former.py)."""
+        """Options:
+
+        - `process`: the page ends with the kernel's figures of this process, which are in no registry.
+        - `splits`: some requests may use disaggregated prefill.
+        - `former_names`: the page also has renamed metrics under their former names (metrics/former.py).
+
+        The attribute `requests` has the counts of requests, replicas and reloads.
+        """
         figures = figures or MetricSources()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineHitRate()
-        self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
+        self.requests = self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
         self._tallies.splits = splits
-        self.observe = self._tallies.observe
-        self.failed = self._tallies.count_attempt_failure
-        self.joined = self._tallies.add_replica
-        self.left = self._tallies.remove_replica
-        self.shed = self._tallies.count_shed
-        self.reloaded = self._tallies.count_reload
-        self.prewarmed = self._tallies.count_prewarm
-        self.know_tenants = self._tallies.set_tenants
-        self.tenant = self._tallies.tenant
-        self._ledger = figures.ledger
         self._former_names = former_names
         read: tuple[Collector, ...] = (
             Gauges(router, self._tallies, figures),
-            Replicas(router, clock, figures.engine_version),
+            Replicas(router, clock, figures),
             Sources(figures),
             Links(figures),
             States(figures),
@@ -81,6 +77,10 @@ class Metrics:
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._collect_tallies), *self._read, _Counted(self._collect_groups)):
             self.registry.register(collector)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that ended."""
+        self._tallies.observe(record)
 
     def check(self) -> None:
         """Read the engines' own cache counters; call it about every second."""
@@ -131,14 +131,14 @@ class Metrics:
     def _collect_tallies(self) -> list[Counter | Histogram]:
         self._tallies.serve(self._router.models.expected.declared, sorted(self._router.model_names()))
         self._tallies.set_engine_counts(self._engine_count.sums)
-        ledger = self._ledger()
+        ledger = self._figures.ledger()
         if ledger is not None:
             self._tallies.import_ledger(ledger)
         own = self._tallies.list_families()
         return list(with_former_names(own)) if self._former_names else own
 
     def _collect_groups(self) -> list[Counter | Histogram]:
-        ledger = self._ledger()
+        ledger = self._figures.ledger()
         return make_group_families(ledger.groups.all if ledger is not None else {})
 
     def _slices(self, encode: Encode = generate_latest) -> Iterator[bytes]:

@@ -119,8 +119,8 @@ class Gauges(Collector):
 class Replicas(Collector):
     """Metrics of each replica, as the Router knows it."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], engine_version: Callable[[str], str]) -> None:
-        self._router, self._clock, self._engine_version = router, clock, engine_version
+    def __init__(self, router: Router, clock: Callable[[], float], figures: MetricSources) -> None:
+        self._router, self._clock, self._figures = router, clock, figures
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
@@ -180,7 +180,7 @@ class Replicas(Collector):
 
     def _info(self, member: ReplicaState) -> tuple[str, ...]:
         """Return the values of INFO; "" if unknown. The model is the first that is no adapter."""
-        replica, version = member.replica, self._engine_version(member.id)
+        replica, version = member.replica, self._figures.engine_version(member.id)
         bases = [model for model in member.models.values() if model.parent is None]
         base = min(bases, key=lambda model: model.name, default=None)
         model, engine = (base.name, base.owned_by) if base is not None else ("", "")

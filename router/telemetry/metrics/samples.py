@@ -47,9 +47,10 @@ class SnapshotMetrics:
     """Seconds since the file was written; None before the first time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MetricSources:
-    """Functions that are called once per scrape. The default of a function returns 0 or an empty value."""
+    """Functions that are called once per scrape. The default of a function returns 0 or an empty value; a part of the
+    router that exists replaces it."""
 
     in_flight: Callable[[], int] = int
     """Number of requests being answered."""

@@ -15,7 +15,9 @@ from random import Random
 from typing import Any
 
 from router.config.schema import AdmissionSettings
+from router.control.admission_controller import AdmissionController
 from router.control.local_placement import LocalPlacementService
+from router.control.response_owners import ResponseOwners
 from router.core.admission.hold_back import TICK_S
 from router.core.admission.queue import Ticket
 from router.core.admission.rate_limits import Rates
@@ -56,16 +58,22 @@ async def _no_page(*_: object) -> HttpPage | None:
 
 def placer_of(world: World | PairedFleet, **limits: Any) -> LocalPlacementService:
     """Places in that world."""
+    settings, owners = AdmissionSettings(**limits), ResponseOwners(10)
+
+    def clock() -> float:
+        return world.now_s
+
+    admission = AdmissionController(world.router, owners, settings, stale_s=3.0, clock=clock, shed=lambda *_: None)
     return LocalPlacementService(
         world.router,
-        clock=lambda: world.now_s,
+        admission,
+        owners,
+        clock=clock,
         event_wait_s=0.0,
-        response_ids_max=10,
         observe=lambda _: None,
         failed=lambda *_: None,
         refused=lambda _: None,
         page=_no_page,
-        limits=AdmissionSettings(**limits),
     )
 
 
