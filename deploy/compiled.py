@@ -48,8 +48,9 @@ PACKAGES = {
         "calibration event_index event_state holder_bitmap lru prefix_index speculative tier_blocks tier_index"
     ),
     "core/types": "disagg_types placements replicas requests",
+    "core/disagg": "leases pair_disaggregator pairs planner prefill_members",
     "core/fleet": (
-        "breaker cold_estimates disagg_pairs eligibility expected_models health kv_reservations lease member models"
+        "breaker cold_estimates eligibility expected_models health kv_reservations lease member models"
         " observations peer_leases prefill_queue pulls ready_index registry tier_loads"
     ),
     "core/estimators": (
@@ -60,8 +61,9 @@ PACKAGES = {
     "core/insights/ledger": "decaying_sums totals",
     "core/insights/prompt_memory": "fast_path fingerprints prompt_tracker",
     "core/placement": (
-        "answer_feedback answer_reuse capacity conversation_affinity disagg_leases disagg_split eviction_cost filters"
-        " kv_pressure lease_factory placement_request prefix_match receipts ring router scoring spill ttft_feasibility"
+        "answer_feedback answer_reuse conversation_affinity disaggregator eviction_cost filters kv_pressure"
+        " lease_factory placement_request prefix_match priced_request receipt_factory receipts ring router scoring"
+        " spill ttft_feasibility"
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agent_headers block_keys canonical canonical_openai incremental_parse json_fields lenient_json",

@@ -1,7 +1,7 @@
 """Disaggregated prefill over HTTP, at the simulated engines of one process: prefill requests and decode requests, their
 waiting times and responses. `PrefillExports` has the rules of the KV connectors.
 
-The fields are those of vLLM 0.32 and SGLang 0.5.23 (router/core/dialects/disagg_body.py names the sources). If the
+The fields are those of vLLM 0.32 and SGLang 0.5.23 (router/core/disagg/bodies.py names the sources). If the
 blocks of a decode request are unavailable, the outcome depends on the connector. With NIXL the engine is notified, and
 the request fails according to `kv_load_failure_policy: fail`. With the others, the engine waits until its own time
 limit, as observed on real engines. An SGLang engine is a prefill or a decode server, and refuses a request without

@@ -11,7 +11,7 @@ import msgspec
 from router.admin.history.history_pages import HistoryPages
 from router.admin.history.request_history import RouterHistory
 from router.admin.page_table import TEXT, AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
-from router.core.dialects.disagg_body import ENGINE_ID_SEPARATOR
+from router.core.disagg.bodies import ENGINE_ID_SEPARATOR
 from router.core.fleet.breaker import State
 from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router

@@ -15,7 +15,7 @@ from yarl import URL
 from router.config.files import expand_path
 from router.config.schema import DisaggSettings
 from router.config.suggestions import removed_value
-from router.core.dialects.prefill_hosts import host_problem
+from router.core.disagg.prefill_hosts import host_problem
 
 MODELS_MAX = 256  # names in `discovery.models`, each with its own series
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")

@@ -22,8 +22,9 @@ from router.core.admission.queue import Pool, Ticket
 from router.core.admission.rate_limits import Rates, TenantRateLimits
 from router.core.admission.wait_credit import WaitCredit
 from router.core.fleet.lease import Lease
+from router.core.placement.filters import NOBODY
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.router import NOBODY, Router
+from router.core.placement.router import Router
 from router.core.placement.ttft_feasibility import unreachable
 from router.core.types.placements import Deferred, EndReason, Outcome, Shed
 from router.core.types.replicas import matches_address

@@ -11,7 +11,7 @@ from router.core.fleet.breaker import State
 from router.core.placement.router import Router
 from router.core.types.placements import Confidence
 from router.core.types.replicas import Replica
-from router.engines.kv_connectors import KvConnectorProber
+from router.engines.disagg_probes.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.p2p_prober import P2pProber
 from router.engines.probe import Prober

@@ -25,6 +25,7 @@ from router.control.admission_controller import AdmissionController
 from router.control.replica_lifecycle import ReplicaLifecycle
 from router.control.response_owners import ResponseOwners
 from router.control.snapshot import SnapshotManager
+from router.core.disagg.pair_disaggregator import PairDisaggregator
 from router.core.estimators.tier_load import FLOOR_MS, LoadModel, guess
 from router.core.fleet.expected_models import ExpectedModels
 from router.core.insights.breakdown import Explainer
@@ -34,13 +35,13 @@ from router.core.placement.router import Router
 from router.core.types.cache_misses import Template
 from router.core.types.requests import Priority
 from router.core.types.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
+from router.engines.disagg_probes.kv_connectors import KvConnectorProber
+from router.engines.disagg_probes.pair_warmup import PairWarmer
 from router.engines.discovery.combined_source import MergedDiscovery
 from router.engines.discovery.factory import source_of
 from router.engines.discovery.static import StaticDiscovery
-from router.engines.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.metrics_page import MetricsPages
-from router.engines.pair_warmup import PairWarmer
 from router.engines.probe import Prober
 from router.http.client_timeouts import ClientLimits
 from router.peering.validation import is_shared
@@ -76,6 +77,7 @@ def make_router(s: Settings, lifecycle: ReplicaLifecycle) -> Router:
         several=lifecycle.on_shared_metrics_page,
         suspect=lifecycle.verify_event_stream,
         explainer=Explainer(s.insights.blocks_max, replay_window_s=window_s) if s.insights.enabled else None,
+        disaggregation=PairDisaggregator if s.disagg.kv_connector else None,
         expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
     )
 

@@ -3,6 +3,7 @@
 Nothing here awaits, reads a clock, opens a socket or writes a log; `now_s` and random numbers come in as
 arguments. So every decision can be tested without a loop, replayed, and raced in virtual time.
 
+    disagg       disaggregated prefill: pairs of replicas, bodies of both stages
     admission    concurrency windows, queue, rate limits, deferral
     peer_sync    messages between routers: their content, and its application
     placement    candidates, price, policies, receipts

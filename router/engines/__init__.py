@@ -10,7 +10,6 @@ ranks           number of data-parallel ranks of a server
 kv_events/      blocks in replicas' caches, from their KV events
 replay_trigger  requests that make a replica report its cached blocks again
 p2p_prober      checks that an engine accepts requests of its peers, for P2P KV transfer
-kv_connectors   checks of KV connectors, for disaggregated prefill
-pair_warmup     warm-up of pairs of a prefilling and a decoding replica
+disagg_probes/  KV connectors and warm-up of pairs, for disaggregated prefill
 http_client     session and reader for an engine's own pages
 """

@@ -26,9 +26,9 @@ import msgspec
 
 from router.config.api_keys import ANONYMOUS, Caller
 from router.core.dialects import dialect_of
-from router.core.dialects.disagg_body import PREFILLER_HEADER
 from router.core.dialects.p2p_body import SOURCE_HEADER
 from router.core.dialects.rank_field import for_rank
+from router.core.disagg.bodies import PREFILLER_HEADER
 from router.core.prompts.lenient_json import is_object
 from router.core.types.placements import EndReason, Outcome
 from router.core.types.replicas import Replica

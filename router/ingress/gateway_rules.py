@@ -7,9 +7,10 @@ There is one list for all uses. The picker applies it, and tests run a real Envo
 from __future__ import annotations
 
 from router.config.schema import ApiSettings
-from router.core.dialects import PATHS, disagg_body
+from router.core.dialects import PATHS
 from router.core.dialects.p2p_body import SOURCE_HEADER
 from router.core.dialects.rank_field import RANK_HEADER
+from router.core.disagg import bodies
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 """Headers that carry a client's key."""
@@ -24,10 +25,10 @@ FORGEABLE = (
     DESTINATION,
     SUBSET,
     SERVED,
-    *(name.decode() for name in (*disagg_body.HEADERS, SOURCE_HEADER)),
+    *(name.decode() for name in (*bodies.HEADERS, SOURCE_HEADER)),
     RANK_HEADER.lower(),
     "x-routed-dp-rank",
-    *(name.decode() for name in disagg_body.OVERRIDES),
+    *(name.decode() for name in bodies.OVERRIDES),
 )
 """Headers that a gateway removes from clients' requests before any other component reads them, and that the router
 never forwards from a client. With them a client could choose the engine, the rank, or other hosts that an engine

@@ -8,8 +8,7 @@ routes           dispatches requests by path: to an engine, to one of the router
 preflights       forwards CORS preflights to engines if the router has no list of origins
 http_proxy       main flow of one request to an engine
 attempts         placement, call and retries until an answer has begun (limited by retry_budget)
-disagg_prefill   disaggregated prefill with a prefill replica and a decode replica
-disagg_request   state of such a request; prefill_host_check checks the hosts in its prefill answer
+disagg_calls     calls of requests with disaggregated prefill
 preamble_events  streams that begin with events sent before any GPU work
 stream_failover  stream failover after a break or before a replica leaves
 failover_sink    events of such a stream: recorded, and passed to its relay

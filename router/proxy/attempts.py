@@ -62,8 +62,8 @@ from router.ingress.placement_call import CONNECT_ATTEMPTS_MAX, place_or_refuse
 from router.ingress.proxied_request import RESPONSES, ProxiedRequest
 from router.ingress.usage import UsageAsking
 from router.placement_api import LeaseHandle, PlacementService
-from router.proxy.disagg_prefill import DisaggCaller
-from router.proxy.disagg_request import raise_if_failed
+from router.proxy.disagg_calls.caller import DisaggCaller
+from router.proxy.disagg_calls.request_state import raise_if_failed
 from router.proxy.preamble_events import is_parsable_stream, label, wait_for_first_output
 from router.proxy.relay import Relay
 from router.proxy.retry_budget import RetryBudget

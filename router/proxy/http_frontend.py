@@ -25,7 +25,7 @@ from router.http.upstream import EngineLimits, Upstream
 from router.ingress.context import IngressContext
 from router.placement_api import PlacementService
 from router.proxy.attempts import Attempts, RetryLimits
-from router.proxy.disagg_prefill import DisaggCaller
+from router.proxy.disagg_calls.caller import DisaggCaller
 from router.proxy.http_proxy import Proxy
 from router.proxy.preamble_events import says_full
 from router.proxy.retry_budget import RetryBudget

@@ -18,8 +18,8 @@ from loadtest.fake_engine.disagg_http import LegRefused, Moment
 from router.config.schema import DisaggSettings
 from router.core.types.disagg_types import KvConnector, Role
 from router.core.types.replicas import Replica
-from router.engines.kv_connectors import KvConnectorProber
-from router.engines.pair_warmup import PairWarmer
+from router.engines.disagg_probes.kv_connectors import KvConnectorProber
+from router.engines.disagg_probes.pair_warmup import PairWarmer
 from router.extproc import stream_handler
 from router.ingress.gateway_rules import FORGEABLE
 from router.router_server import RouterServer
@@ -84,7 +84,7 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: KvConnector, caplog: 
         assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
         assert headers["x-warmroute-replica"] in engines.urls[1:]
         await until(lambda: fakes.idle(app))
-        assert not app.router.fleet.legs.open
+        assert not app.router.disaggregator.pairs.open
         async with ClientSession() as client, client.get(app.admin_url + "/metrics") as response:
             page = await response.text()
         assert 'warmroute_disagg_decisions_total{decision="prefill-decode",model="sim"} 1.0' in page
@@ -125,7 +125,7 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: KvConnect
         assert member.breaker.failures == 0
         await asyncio.gather(*deaths)
         await until(lambda: fakes.idle(app))
-        assert not app.router.fleet.legs.open
+        assert not app.router.disaggregator.pairs.open
 
 
 @pytest.mark.parametrize("handshake", [KvConnector.NIXL, KvConnector.MOONCAKE, KvConnector.OFFLOADING])
@@ -152,8 +152,8 @@ async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
     """Not a short prompt, nor one before any pair is warm: that is 503, and no engine's 400. What may not be split goes
     to a server that does both, where there is one."""
     async with hub_fleet(KvConnector.SGLANG, 1) as (engines, app):
-        await until(lambda: len(app.router.fleet.legs.hands) == 2)
-        app.router.fleet.legs._pairs.clear()
+        await until(lambda: len(app.router.disaggregator.pairs.hands) == 2)
+        app.router.disaggregator.pairs._pairs.clear()
         async with ClientSession() as client, client.post(app.url + COMPLETIONS, json={"prompt": "hi"}) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica_ready")
         await until(lambda: warm_pairs(app) == 1)
@@ -199,7 +199,7 @@ async def test_nothing_is_split_without_a_handshake() -> None:
     async with fakes.FakeEngine() as engine, fakes.running(engine) as app:
         assert app.control.lifecycle._hands is None
         assert [member.replica.role for member in app.router.members] == [Role.BOTH]
-        assert not app.router.fleet.legs.hands
+        assert not hasattr(app.router.disaggregator, "pairs")
         assert await _split_page(app) is None
 
 
@@ -306,7 +306,7 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
         assert set_headers(told)["x-prefiller-host-port"] == engines.urls[0].removeprefix("http://")
         assert not told.request_body.response.HasField("body_mutation")
         await until(lambda: fakes.idle(app))
-        assert not app.router.fleet.legs.open
+        assert not app.router.disaggregator.pairs.open
 
 
 @pytest.mark.parametrize(("status", "retry_after", "left"), [(500, "", 0), (503, "1", 1), (400, "", 1)])
@@ -335,7 +335,7 @@ async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest
             told = await it.pick(LONG_BODY, path=COMPLETIONS)
             assert "x-prefiller-host-port" not in set_headers(told)
             assert not app.router.fleet.members[engines.urls[0]].leases
-            assert not app.router.fleet.legs.open
+            assert not app.router.disaggregator.pairs.open
 
 
 @pytest.mark.parametrize("prompts", [1, 2])

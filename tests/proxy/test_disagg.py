@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from loadtest.fake_engine.disagg_http import Moment
 from router.core.types.disagg_types import KvConnector, Role
 from router.core.types.placements import EndReason
-from router.proxy import disagg_prefill
+from router.proxy.disagg_calls import caller
 from tests.support.fakes import FakeEngine, error_event
 from tests.support.splitting import PROMPT, Fleet, ask, fleet, splitting, stop_clocks
 from tests.support.waiting import until
@@ -94,7 +94,7 @@ async def test_a_request_that_no_engine_takes_is_refused_once(handshake: KvConne
 async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decode leg has no connection yet: its engine is sent the request all the same, and told that nobody wants
     it, so that the prefilling engine need not keep the blocks for its lease."""
-    monkeypatch.setattr(disagg_prefill, "RELEASE_S", 60.0)
+    monkeypatch.setattr(caller, "RELEASE_S", 60.0)
     async with fleet(KvConnector.NIXL) as it:
         stop_clocks(it.engines)
         upstream, connecting, go_on = it.http.upstream, asyncio.Event(), asyncio.Event()
@@ -156,7 +156,7 @@ async def test_a_client_of_mooncake_that_leaves_strands_no_room(moment: Moment) 
 @pytest.mark.inside
 async def test_prefills_behind_clients_that_left_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit both legs end with their client, whatever that strands."""
-    monkeypatch.setattr(disagg_prefill, "RELEASES_MAX", 2)
+    monkeypatch.setattr(caller, "RELEASES_MAX", 2)
     async with fleet(KvConnector.MOONCAKE) as it:
         _, go_on = await _holding(it, Role.PREFILL, Moment.ARRIVED)
         prefill, decode = it.engines.links

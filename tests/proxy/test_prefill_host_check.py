@@ -10,12 +10,12 @@ import pytest
 
 from loadtest.fake_engine.disagg_http import Moment
 from router.config.schema import DisaggSettings
-from router.core.dialects.prefill_hosts import ForeignHost
+from router.core.disagg.prefill_hosts import ForeignHost
 from router.core.types.disagg_types import KvConnector, PrefillStage, Role
 from router.core.types.placements import EndReason
 from router.core.types.replicas import Replica
-from router.engines.kv_connectors import KvConnectorProber
-from router.proxy.prefill_host_check import ForeignHosts
+from router.engines.disagg_probes.kv_connectors import KvConnectorProber
+from router.proxy.disagg_calls.host_check import ForeignHosts
 from tests.support.splitting import Fleet, ask, fleet, hub_fleet, warm_pairs
 from tests.support.waiting import until
 
@@ -89,7 +89,7 @@ async def test_a_pair_is_not_warmed_by_a_foreign_host(caplog: pytest.LogCaptureF
         async with hub_fleet(KvConnector.NIXL, 1) as (engines, app):
             await until(lambda: warm_pairs(app) == 1)
             engines.links[0].host = METADATA
-            app.router.fleet.legs.on_engine_restarted(engines.urls[0])
+            app.router.disaggregator.pairs.on_engine_restarted(engines.urls[0])
             await until(lambda: any(getattr(each, "event", "") == "disagg_pair_failed" for each in caplog.records))
             assert warm_pairs(app) == 0
             fetched = sum(link.legs.fetched for link in engines.links)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.fleet.disagg_pairs import TIMES_S
+from router.core.disagg.pairs import TIMES_S
 from tests.real.exact_drive import send
 from tests.real.exact_workload import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Call
 from tests.real.processes import wait_until

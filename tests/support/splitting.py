@@ -236,4 +236,4 @@ async def hub_fleet(
 
 def warm_pairs(app: RouterServer) -> int:
     """How many pairs take traffic."""
-    return sum(pair.warm for pair in app.router.fleet.legs._pairs.values())
+    return sum(pair.warm for pair in app.router.disaggregator.pairs._pairs.values())

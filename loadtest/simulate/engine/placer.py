@@ -18,6 +18,7 @@ from loadtest.simulate.engine.workload import MODEL, SimRequest, Workload
 from router.config.schema import ExtProcSettings
 from router.core.admission.hold_back import DeferredQueue
 from router.core.admission.wait_credit import WaitCredit
+from router.core.disagg.pair_disaggregator import PairDisaggregator
 from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.policies import DisaggPolicy, Policy, PullPolicy, RingOrdered
@@ -129,6 +130,7 @@ class Placer:
             default_cache_blocks=BLOCKS_MAX_DEFAULT,
             stored_blocks_max=STORED_BLOCKS_MAX,
             tiers=tiers,
+            disaggregation=PairDisaggregator,
             resync=lambda name: self._followers[name].resync("distrusted"),
             suspect=self._suspect,
         )

@@ -199,8 +199,7 @@ class ConcurrencyLimiter:
 
     def prefill_ms(self, lease: Lease) -> float:
         """Return the expected milliseconds of prefill of a lease's request, on either replica."""
-        leg = self._router.fleet.legs.open.get(lease.id) if lease.receipt.leg is not None else None
-        return lease.prefill_ms if leg is None else leg.prefill_ms
+        return self._router.disaggregator.prefill_ms(lease)
 
     def release_prefill(self, lease: Lease) -> None:
         """Release the place of the prefill stage of a decode lease."""

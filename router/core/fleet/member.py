@@ -22,7 +22,6 @@ from router.core.fleet.peer_leases import PeerLoadView
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.fleet.restart_detection import PageSource
 from router.core.fleet.tier_loads import TierLinks, learn_load
-from router.core.types.disagg_types import KvConnector
 from router.core.types.peer_load import ZERO_LOAD, PeerLoad
 from router.core.types.placements import Confidence, Outcome
 from router.core.types.replicas import Load, Replica, ServedModel
@@ -240,8 +239,6 @@ class ReplicaState:
         wait before it."""
         if lease.role != DECODE:
             self.queue.join(lease, now_s)
-        elif (leg := lease.receipt.leg) is not None and leg.handshake is not KvConnector.NIXL:
-            self.start_transfer_wait(lease)
         self.leases[lease.id] = lease
         if kv_wait_ms:
             self.waiting_for_kv.add(lease.id)

@@ -160,7 +160,8 @@ class Observations:
     def _on_engine_restarted(self, id_: str) -> None:
         self._clear_index(id_)
         self._suspect(id_)
-        self.fleet.legs.on_engine_restarted(id_)
+        for observer in self.fleet.observers:
+            observer.on_engine_restarted(id_)
 
     def _clear_cache(self, id_: str, now_s: float) -> None:
         """Clear the cache of a process that keeps running. Its event stream reports that only with its next step."""

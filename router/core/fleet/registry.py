@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from router.core.estimators.fleet_means import FleetMeans
 from router.core.estimators.prefill import PrefillModel
 from router.core.fleet.cold_estimates import ColdReplicaEstimates
-from router.core.fleet.disagg_pairs import DisaggPairs
+from router.core.fleet.lease import Lease
 from router.core.fleet.member import SHARE_ALL, ReplicaState
 from router.core.fleet.pulls import Pulls
 from router.core.fleet.ready_index import ReadyIndex
 from router.core.types.disagg_types import Role
 from router.core.types.replicas import Replica, ServedModel
+
+
+class MemberObserver(Protocol):
+    """State about members that is kept outside of Fleet."""
+
+    def forget(self, replica: str) -> None:
+        """Drop a replica that left or was replaced by another engine."""
+
+    def forget_times(self, replica: str) -> None:
+        """Forget learned times of a replica that serves other models now."""
+
+    def on_engine_restarted(self, replica: str) -> None:
+        """Forget the state of a replica's engine, which is a new process."""
 
 
 @dataclass(slots=True)
@@ -43,7 +57,11 @@ class Fleet:
     )  # guarded members that Eligibility has not handled yet
     unlearned: ColdReplicaEstimates = field(init=False)
     pulls: Pulls = field(default_factory=Pulls)  # P2P KV transfers between replicas
-    legs: DisaggPairs = field(default_factory=DisaggPairs)  # disaggregated prefill: the replicas of both stages
+    observers: list[MemberObserver] = field(default_factory=list)
+    stage_only: set[str] = field(default_factory=set)  # ids of members that serve only one stage of a request
+    # (lease, time, stall timeout) -> True if the replica of the request's other stage may cause the lease's delay.
+    # None: each request has one stage.
+    waits_for_peer: Callable[[Lease, float, float], bool] | None = None
     prefillers: dict[str, ReplicaState] = field(default_factory=dict)  # members that only prefill
     replaced: int = 0  # number of complete sets received from discovery
     _caches: int = 0  # caches counted so far, over all replicas
@@ -67,7 +85,8 @@ class Fleet:
             self.unlearned.members.pop(id_, None)
             self.warming.discard(id_)
             self.pulls.forget(id_)
-            self.legs.forget(id_)
+            for observer in self.observers:
+                observer.forget(id_)
         joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
             members[id_] = self.unlearned.members[id_] = ReplicaState(wanted[id_], self._new_life())
@@ -247,7 +266,8 @@ class Fleet:
         if speeds is not member.speeds:
             member.take_speeds(speeds)
             self.pulls.forget_times(member.id)
-            self.legs.forget_times(member.id)
+            for observer in self.observers:
+                observer.forget_times(member.id)
             self.unlearned.members[member.id] = member
 
     def observe_under_way(self, now_s: float) -> None:

@@ -163,8 +163,8 @@ def judge(
     if not is_silent(member, now_s, stall_timeout_s) or not peers.any(member):
         return None  # without peers, no other replica can take the requests
     late = list(_late(member, now_s, stall_timeout_s / 2))
-    if fleet.legs.decoders:
-        late = [each for each in late if not waits_for_decode_peer(fleet, each.lease, now_s, stall_timeout_s)]
+    if late and (waits := fleet.waits_for_peer) is not None:
+        late = [each for each in late if not waits(each.lease, now_s, stall_timeout_s)]
     left = member.late_disconnects
     if not late:
         return Verdict(f"{left} clients disconnected without an answer", now_s, False) if left >= STUCK_LEASES else None
@@ -189,22 +189,6 @@ def is_late(member: ReplicaState, lease: Lease, now_s: float, stall_timeout_s: f
     if now_s - max(lease.placed_s, member.alive_s) <= stall_timeout_s / 2:
         return False
     return any(each.lease is lease for each in _late(member, now_s, stall_timeout_s / 2))
-
-
-def waits_for_decode_peer(fleet: Fleet, lease: Lease, now_s: float, stall_timeout_s: float) -> bool:
-    """True if the other stage of a request may be the cause of this lease's delay.
-
-    - For a prefill stage: its decoding replica has answers in progress and shows no sign of life.
-    - For a decode stage: its prefill replica shows no sign of life, and no answers are in progress here.
-    """
-    leg = lease.receipt.leg
-    if leg is not None:
-        member, first = fleet.members.get(lease.replica), fleet.members.get(leg.replica)
-        if lease.effective_start_s or member is None or member.decoding > 0:
-            return False
-        return first is None or now_s - first.alive_s > stall_timeout_s / 2
-    decoder = fleet.members.get(fleet.legs.decoders.get(lease.id, ""))
-    return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stall_timeout_s / 2
 
 
 def _late(member: ReplicaState, now_s: float, margin_s: float) -> Iterator[_Late]:

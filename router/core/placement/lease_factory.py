@@ -7,7 +7,7 @@ from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.estimators.reuse import ReuseModel
 from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.kv_reservations import shared_prefix_marks
-from router.core.fleet.lease import DECODE, PREFILL, Lease, PendingTierLoad
+from router.core.fleet.lease import Lease, PendingTierLoad
 from router.core.fleet.member import ANSWER_TOKENS_MAX, ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.placement.answer_reuse import AnswerCredit
@@ -16,14 +16,12 @@ from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.prefix_match import PromptMatch
 from router.core.placement.scoring import to_load
-from router.core.placement.ttft_feasibility import expected_ms
 from router.core.prompts.block_keys import BLOCK_BYTES
-from router.core.types.disagg_types import KvConnector, PrefillStage
 from router.core.types.placements import Candidate, Receipt
 
 
 class LeaseFactory:
-    """Opens and numbers the Router's leases. A request with disaggregated prefill has two leases."""
+    """Opens and numbers the Router's leases."""
 
     def __init__(
         self,
@@ -48,70 +46,37 @@ class LeaseFactory:
         watch: LeaseListener | None,
         now_s: float,
     ) -> Lease:
-        """Open a lease on a request, or on its decode stage."""
-        lease, member = self._lease(wanted, match, chosen, receipt, now_s), self._fleet.members[chosen.id]
+        """Open a lease on a request that one replica serves."""
+        lease, member = self.make(wanted, match, chosen, receipt, now_s), self._fleet.members[chosen.id]
         lease.guessed = guessed
-        if receipt.leg is not None:
-            lease.role, lease.prefill_ms, lease.stall_ms = DECODE, 0.0, 0.0
-            lease.cached_tokens, lease.guessed = max(0, lease.prompt_tokens - 1), False
-        elif chosen.tier_tokens:
-            self._load(lease, member, chosen)
+        if chosen.tier_tokens:
+            self.load(lease, member, chosen)
         if (pull := receipt.pull) is not None:
             pull.alone = not (member.queue.computing or chosen.kv_wait_ms or lease.to_load)
             if lease.to_load is not None:
                 lease.to_load.alone = False
             self._fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
         member.open(lease, now_s, chosen.kv_wait_ms)
+        self.count(wanted, match, lease, member, now_s)
+        self.register(member, lease, match.credit, watch, now_s)
+        return lease
+
+    def count(
+        self, wanted: PlacementRequest, match: PromptMatch, lease: Lease, member: ReplicaState, now_s: float
+    ) -> None:
+        """Count a request once, at the replica that answers it."""
         member.unobserved_responses += wanted.response_bypasses_router
-        if wanted.response_bypasses_router and receipt.leg is not None:
-            member.decodes(lease, now_s)  # no later report marks the start of decoding
         self._reuse.observe(lease.keys, now_s, final=wanted.conversation is not None and wanted.conversation.final)
         if wanted.conversation is not None:
             self._conversations.note_placement(wanted, wanted.conversation, match, lease)
-        self._register_lease(member, lease, match.credit, watch, now_s)
-        return lease
 
-    def open_prefill(
-        self,
-        wanted: PlacementRequest,
-        match: PromptMatch,
-        chosen: Candidate,
-        leg: PrefillStage,
-        lease: Lease,
-        watch: LeaseListener | None,
-        now_s: float,
-    ) -> None:
-        """Open the lease of the prefill stage that belongs to the lease of a decode stage."""
-        own, size = lease.receipt, match.size
-        receipt = Receipt(
-            chosen.id,
-            own.policy,
-            own.reason,
-            chosen.grade,
-            size.prompt_tokens,
-            chosen.cached_tokens,
-            weighed=own.weighed,
-        )
-        prefill, member = self._lease(wanted, match, chosen, receipt, now_s), self._fleet.members[chosen.id]
-        prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.response_bypasses_router, 1
-        # Everything that the request teaches except its prefill is learned from its decode stage.
-        prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
-        prefill.expected_ms = expected_ms(chosen)
-        leg.lease, self._fleet.legs.open[lease.id] = prefill.id, prefill
-        if leg.handshake is not KvConnector.NIXL:
-            self._fleet.legs.decoders[prefill.id] = lease.replica
-        self._fleet.legs.count_request(prefill.replica, lease.replica)
-        if chosen.tier_tokens:
-            self._load(prefill, member, chosen)
-        member.open(prefill, now_s, chosen.kv_wait_ms)
-        self._register_lease(member, prefill, None, watch, now_s)
-
-    def _load(self, lease: Lease, member: ReplicaState, chosen: Candidate) -> None:
+    def load(self, lease: Lease, member: ReplicaState, chosen: Candidate) -> None:
+        """Record the load of the lease's cached blocks from tiers outside the GPU."""
         if lease.stored is not None:
             alone = not (member.queue.computing or chosen.kv_wait_ms)
             lease.to_load = PendingTierLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
 
-    def _register_lease(
+    def register(
         self, member: ReplicaState, lease: Lease, credit: AnswerCredit | None, watch: LeaseListener | None, now_s: float
     ) -> None:
         """Count a lease's prompt as held by its replica: from this point on its blocks are computed there or sent
@@ -123,7 +88,7 @@ class LeaseFactory:
         if watch is not None:
             watch.on_opened(lease, credit, now_s)
 
-    def _lease(
+    def make(
         self, wanted: PlacementRequest, match: PromptMatch, chosen: Candidate, receipt: Receipt, now_s: float
     ) -> Lease:
         """Return the next lease, for a request with a prompt that the candidate computes."""

@@ -12,7 +12,7 @@ time. It is synchronous and single-threaded by contract: a method returns before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from router.core.cache_state.event_index import BYTES_MAX as STORED_BYTES_MAX
 from router.core.cache_state.prefix_index import PrefixIndex
@@ -29,20 +29,19 @@ from router.core.fleet.observations import Observations
 from router.core.insights.breakdown import Explainer
 from router.core.placement.answer_feedback import OutcomeFeedback
 from router.core.placement.answer_reuse import AnswerReuse
-from router.core.placement.capacity import CapacityPools
 from router.core.placement.conversation_affinity import Conversations
-from router.core.placement.disagg_leases import DisaggLeases
-from router.core.placement.disagg_split import DisaggPlanner
-from router.core.placement.filters import filter_members, refusal
+from router.core.placement.disaggregator import Disaggregator, DisaggregatorFactory
+from router.core.placement.filters import NOBODY, filter_members
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import DisaggPolicy, Policy, PricingPolicy, PullPolicy, RingOrdered
+from router.core.placement.policies import Policy, PricingPolicy, PullPolicy, RingOrdered
 from router.core.placement.prefix_match import Matcher, PromptMatch
-from router.core.placement.receipts import reason_of, take_pull, trim_candidates
+from router.core.placement.priced_request import PlacementScope, PricedRequest
+from router.core.placement.receipt_factory import ReceiptFactory
+from router.core.placement.receipts import take_pull
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
-from router.core.placement.spill import spill
-from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms, unreachable
+from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms
 from router.core.types.disagg_types import KvConnector, PairStatus
 from router.core.types.placements import (
     Candidate,
@@ -50,18 +49,14 @@ from router.core.types.placements import (
     Deferred,
     DisaggPlan,
     EndReason,
-    ExternalKv,
     Outcome,
     PlacementContext,
-    PlacementReason,
     PolicyDecision,
-    PriceWeights,
     Receipt,
 )
 from router.core.types.replicas import Replica
 from router.core.types.requests import Priority
 
-NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are considered for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may add to the index
 # Looking up an enum's member costs as much as a call.
@@ -97,6 +92,7 @@ class Router:
         several: Callable[[str], None] = lambda _: None,
         explainer: Explainer | None = None,
         expected: ExpectedModels | None = None,
+        disaggregation: DisaggregatorFactory | None = None,
     ) -> None:
         """Parameters that are callbacks:
 
@@ -116,6 +112,7 @@ class Router:
         - `tiers`: blocks in tiers other than the GPU count as cached.
         - `load_guesses`: initial load times by tier.
         - `expected`: models that may have no replica.
+        - `disaggregation`: plans of two replicas for a request; None: one replica serves each request.
         """
         self.policy = policy
         self.watch: LeaseListener | None = None  # observer of leases: core/peer_sync
@@ -155,10 +152,13 @@ class Router:
         self._near = policy.order_by_ring if isinstance(policy, RingOrdered) else None
         self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
         self._weigh = policy.weigh if isinstance(policy, PricingPolicy) else None
-        self._two_legs = DisaggLeases(self.fleet, self.fitness, self.first_token, self.finish)
-        splitting = policy if isinstance(policy, DisaggPolicy) else None
-        self._splitter = (
-            DisaggPlanner(self.fleet, self.fitness, self._pricer, splitting) if splitting is not None else None
+        self._receipts = ReceiptFactory(self.fleet, self._pricer, policy, explainer)
+        self.disaggregator = (
+            Disaggregator(self.fleet, self.fitness)
+            if disaggregation is None
+            else disaggregation(
+                self.fleet, self.fitness, self._pricer, policy, self._opener, self.first_token, self.finish
+            )
         )
         # Delegated methods: reading replicas, engines' reports, lessons of answers. They are documented at their
         # definitions.
@@ -173,9 +173,9 @@ class Router:
         self.observe_load, self.alive = observations.observe_load, observations.alive
         self.lacks_model = observations.lacks_model
         self.found_dead, self.apply_peer_evidence = self.fitness.found_dead, self.fitness.apply_peer_evidence
-        places = CapacityPools(self.fleet, self.fitness, splits=splitting is not None)
-        self.who_may_prefill, self.has_room = places.prefill, places.has_room
-        self.places_of, self.may_split = places.filter_places, places.may_split
+        places = self.disaggregator
+        self.who_may_prefill, self.has_room = places.filter_prefilling, places.has_room
+        self.places_of, self.may_split = places.filter_places, places.may_plan
         learner = OutcomeFeedback(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -226,24 +226,21 @@ class Router:
         - `address`: the address that serves blocks (`host:port`); "" if the prefill stage's answer contains it.
         """
         if id_ in self.fleet.members:
-            self.fleet.legs.set_connector(id_, handshake, address)
+            self.disaggregator.set_connector(id_, handshake, address)
 
     def kv_connector_of(self, id_: str) -> tuple[KvConnector, str, bool] | None:
         """Return a replica's KV connector, its address, and True if it is active now; None if the replica never had
         one."""
-        if (found := self.fleet.legs.connector_of(id_)) is None:
-            return None
-        hand, now = found
-        return hand.handshake, hand.address, now
+        return self.disaggregator.connector_of(id_)
 
     def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
         """Return the number of pairs for each paired replica: with traffic (`warm`), to be warmed (`new`), and in
         cooldown after a failure (`resting`)."""
-        return self.fleet.legs.pair_counts(now_s)
+        return self.disaggregator.pair_counts(now_s)
 
     def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairStatus], int]:
         """Return pairs for display, those in cooldown first, and the total number of pairs."""
-        return self.fleet.legs.list_pairs(pairs_max, now_s)
+        return self.disaggregator.list_pairs(pairs_max, now_s)
 
     def pull_address(self, id_: str) -> str | None:
         """Return the address at which a replica's engine takes requests of its peers (`host:port`); None if unknown."""
@@ -252,22 +249,22 @@ class Router:
 
     def takes_whole(self, member: ReplicaState) -> bool:
         """True if a replica takes requests without disaggregated prefill."""
-        return self.fleet.legs.serves_unsplit(member)
+        return member.id not in self.fleet.stage_only
 
     def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
         """Return new pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`. It must be called
         about once a second. A replica is in one of them at a time."""
-        return self.fleet.legs.to_warm(self.fleet.members, now_s) if self.fleet.legs.hands else []
+        return self.disaggregator.pairs_to_warm(now_s)
 
     def pair_warmed(self, prefill: str, decode: str, *, ok: bool, now_s: float) -> None:
         """Record that a pair was warmed and takes traffic from now on, or that this failed and the pair is in
         cooldown."""
-        self.fleet.legs.note_warm_up(prefill, decode, now_s, ok=ok)
+        self.disaggregator.pair_warmed(prefill, decode, ok=ok, now_s=now_s)
 
     def pair_broke(self, prefill: str, decode: str, *, now_s: float) -> None:
         """Record that a disaggregated request failed at its decoding replica, for example because blocks do not arrive.
         The pair enters cooldown, and gets no traffic before it is warmed again."""
-        self.fleet.legs.cooldown_pair(self.fleet.members, prefill, decode, now_s)
+        self.disaggregator.pair_broke(prefill, decode, now_s=now_s)
 
     def scan_for_stalls(self, now_s: float) -> Iterator[list[str]]:
         """Search for stalled replicas; it must be called a few times a second. Yields replicas with silent requests
@@ -302,107 +299,30 @@ class Router:
         Raises NoReplicaReady if no candidate is left, and Deferred if the request should be placed later. Raises Shed
         if all candidates have requested a cooldown, or if none keeps the deadline of a request of low priority.
         """
-        whole = not wanted.may_split
-        members = filter_members(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s, whole=whole)
-        self.knowledge.tick(now_s)
-        match = self._matcher.match(wanted, members[0].speeds, now_s)
-        if match.size.prompt_tokens > self.fleet.context_tokens_min:
-            members = long_enough(members, wanted, match.size.prompt_tokens)
-        expected = self.conversations.find_expected_replica(wanted, match) if wanted.conversation is not None else ""
-        market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
-        able: Sequence[Candidate] = candidates
-        splitter = self._splitter_for(wanted, only)
-        if wanted.due_s is not None:
-            left_ms, may_shed = (wanted.due_s - now_s) * 1e3, wanted.priority is _LOW and not exclude
-            able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed and not splitter)
-        choice = self.policy.choose(market, able)
-        if may_hold_back and choice.hold_back:
-            raise Deferred
-        chosen = candidates[0]
-        for chosen in candidates:
-            if chosen.id == choice.id:
+        scope: PlacementScope | None = PlacementScope(exclude, only, full, not wanted.may_split)
+        while scope is not None:
+            priced = self._price(wanted, scope, now_s)
+            choice, chosen = self._choose(priced, may_hold_back=may_hold_back)
+            plan = self.disaggregator.plan(priced, chosen)
+            if plan is not None:
+                chosen = plan.decode
                 break
-        split: DisaggPlan | None = None
-        if splitter is not None and not isinstance(only, str):
-            split = splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
-            if able is candidates and wanted.due_s is not None and wanted.priority is _LOW and not exclude:
-                self._refuse_late(candidates, splitter, split, (wanted.due_s - now_s) * 1e3)
-            if split is not None:
-                chosen = split.decode
-            elif not self.fleet.legs.serves_unsplit(self.fleet.members[chosen.id]):
-                if not any(self.fleet.legs.serves_unsplit(member) for member in members):
-                    if full:  # the replicas that are not full may not be paired
-                        return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
-                    raise refusal(self.fleet, wanted.model, exclude, only, now_s)
-                wanted.may_split = False
-                try:
-                    return self.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=may_hold_back)
-                finally:
-                    wanted.may_split = True
-        if match.home:
-            self.models.tokens(wanted.model or "").count_credit()
-        if match.credit is not None:
-            self._credits.take(match.credit, now_s)
-        weights = self._weigh(market) if self._weigh is not None else None
-        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split, weights)
-        receipt.weighed = market.replicas
-        if chosen.tier_tokens and split is None:
-            receipt.brought = ExternalKv(chosen.tier_tokens)
-        lasts_ms = expected_ms(chosen)
-        if split is not None and splitter is not None:
-            lasts_ms = split.expected_ms
-            receipt.brought = ExternalKv(split.prefill.tier_tokens, None, splitter.leg(split))
-        elif match.sources and self._pulls is not None:
-            pull = self._pricer.pull(chosen, match, now_s)
-            if pull is not None and self._pulls(market, chosen, pull):
-                lasts_ms += pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
-                take_pull(receipt, chosen, pull)
-        speeds = self.fleet.members[chosen.id].speeds
-        first_tokens = speeds.first_tokens if split is None else speeds.first_tokens_split
-        receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
-        if wanted.response_bypasses_router and receipt.grade is _ESTIMATED:
-            receipt.grade = Confidence.UNSEEN
-        self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
-        # narrowed choices differ from another router's choices
-        guessed = choice.guessed and not (exclude or only or full)
-        lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
-        lease.expected_ms = lasts_ms
-        if split is not None and receipt.leg is not None:
-            self._opener.open_prefill(wanted, match, split.prefill, receipt.leg, lease, self.watch, now_s)
-        return lease
-
-    def _splitter_for(self, wanted: PlacementRequest, only: str | frozenset[str] | None) -> DisaggPlanner | None:
-        """Return the DisaggPlanner if the request may use disaggregated prefill, else None."""
-        return self._splitter if wanted.may_split and self.fleet.legs.hands and not isinstance(only, str) else None
-
-    def _refuse_late(
-        self, candidates: Sequence[Candidate], splitter: DisaggPlanner, split: DisaggPlan | None, left_ms: float
-    ) -> None:
-        """Raise Shed if neither a candidate nor a pair keeps the deadline."""
-        soonest_ms = min([predicted_ms(each, self.fleet.members) for each in candidates])
-        if split is not None:
-            soonest_ms = min(soonest_ms, splitter.predicted_ms(split))
-        if soonest_ms > left_ms:
-            raise unreachable(soonest_ms, left_ms)
+            scope = self.disaggregator.narrow(priced, chosen)
+        return self._open(priced, choice, chosen, plan)
 
     def predict_ttft(
         self, wanted: PlacementRequest, now_s: float, only: str | frozenset[str] | None = None
     ) -> tuple[float, float]:
         """Return the predicted time to the first token on the fastest replica now, and the shortest prefill time, both
         in milliseconds. Raises NoReplicaReady and Shed."""
-        whole, fleet = not wanted.may_split, self.fleet.members
-        members = filter_members(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s, whole=whole)
-        match = self._matcher.match(wanted, members[0].speeds, now_s)
-        market, candidates = self._price(members, match, wanted.ring_key, "", now_s)
-        times_ms = [predicted_ms(each, fleet) for each in candidates]
-        prefills_ms = [each.loading_ms + each.uncached_ms for each in candidates]
-        splitter = self._splitter_for(wanted, only)
-        if splitter is not None and not isinstance(only, str):
-            first = candidates[times_ms.index(min(times_ms))]
-            split = splitter.split(wanted, match, market, candidates, first, NOBODY, only, (), now_s)
-            if split is not None:
-                times_ms.append(splitter.predicted_ms(split))
-                prefills_ms.append(split.prefill.loading_ms + split.prefill.uncached_ms)
+        fleet, scope = self.fleet.members, PlacementScope(NOBODY, only, (), not wanted.may_split)
+        priced = self._price(wanted, scope, now_s, bound=False)
+        times_ms = [predicted_ms(each, fleet) for each in priced.candidates]
+        prefills_ms = [each.loading_ms + each.uncached_ms for each in priced.candidates]
+        plan = self.disaggregator.plan(priced, priced.candidates[times_ms.index(min(times_ms))])
+        if plan is not None:
+            times_ms.append(self.disaggregator.predicted_ms(plan))
+            prefills_ms.append(plan.prefill.loading_ms + plan.prefill.uncached_ms)
         return min(times_ms), min(prefills_ms)
 
     def note_shed(self, wanted: PlacementRequest) -> None:
@@ -415,7 +335,7 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
             if lease.role == DECODE:
-                self._two_legs.first_token(member, lease, self.watch, now_s)
+                self.disaggregator.first_token(member, lease, self.watch, now_s)
                 return
             alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.is_clean_sample(lease)
             member.on_first_token(lease, now_s)
@@ -430,14 +350,14 @@ class Router:
 
     def finish_prefill(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """End the prefill stage of a decode lease, successful or not. A second call has no effect."""
-        self._two_legs.finish_prefill(lease, outcome, self.watch, now_s)
+        self.disaggregator.finish_prefill(lease, outcome, self.watch, now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Close a lease at the end of the answer, whatever the outcome. A second call has no effect."""
         if lease.receipt.pull is not None:
             self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if lease.role == DECODE:
-            outcome = self._two_legs.finish(lease, outcome, now_s)
+            outcome = self.disaggregator.finish(lease, outcome, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
@@ -446,8 +366,8 @@ class Router:
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
         late = late and stall_detector.is_late(member, lease, now_s, self._stall_timeout_s)
-        if late and self.fleet.legs.decoders:
-            late = not stall_detector.waits_for_decode_peer(self.fleet, lease, now_s, self._stall_timeout_s)
+        if late and self.fleet.waits_for_peer is not None:
+            late = not self.fleet.waits_for_peer(lease, now_s, self._stall_timeout_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:
@@ -471,9 +391,9 @@ class Router:
             if (
                 self.explainer is not None
                 and lease.end_key is not None
-                and not self._two_legs.has_computed_prompt(lease)
+                and not self.disaggregator.has_computed_prompt(lease)
             ):
-                life = self._get_prefill_member(lease.receipt, member).cache_epoch
+                life = self._receipts.prefill_member(lease.receipt, member).cache_epoch
                 self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, life)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
             self.fitness.on_lease_ended(member, lease, outcome.ending, now_s)
@@ -484,10 +404,33 @@ class Router:
     # -- steps of route ------------------------------------------------------------------------------------------
 
     def _price(
+        self, wanted: PlacementRequest, scope: PlacementScope, now_s: float, *, bound: bool = True
+    ) -> PricedRequest:
+        """Filter the members, match the prompt and price the candidates: all members, or of many members those that can
+        be the cheapest. A request is `bound` to its deadline and its conversation if it is placed now."""
+        exclude, only = scope.exclude, scope.only
+        members = filter_members(
+            self.fleet, self.fitness, wanted.model, exclude, only, scope.full, now_s, whole=scope.whole
+        )
+        if bound:
+            self.knowledge.tick(now_s)
+        match = self._matcher.match(wanted, members[0].speeds, now_s)
+        expected = ""
+        if bound:
+            if match.size.prompt_tokens > self.fleet.context_tokens_min:
+                members = long_enough(members, wanted, match.size.prompt_tokens)
+            if wanted.conversation is not None:
+                expected = self.conversations.find_expected_replica(wanted, match)
+        market, candidates = self._price_members(members, match, wanted.ring_key, expected, now_s)
+        priced = PricedRequest(wanted, scope, members, match, market, candidates, candidates, now_s)
+        if wanted.due_s is not None:
+            priced.left_ms = (wanted.due_s - now_s) * 1e3
+            priced.may_shed = bound and wanted.priority is _LOW and not exclude
+        return priced
+
+    def _price_members(
         self, members: list[ReplicaState], match: PromptMatch, ring_key: str, expected: str, now_s: float
     ) -> tuple[PlacementContext, list[Candidate]]:
-        """Return the placement context and the priced candidates: all members, or of many members those that can be the
-        cheapest."""
         pricer, count = self._pricer, len(members)
         survey = pricer.survey(members, now_s)
         waits_ms, order = survey.waits_ms, list[str]()
@@ -512,83 +455,59 @@ class Router:
             self._ids_of_last = members, dict.fromkeys([member.id for member in members])
         return self._ids_of_last[1]
 
-    def _receipt(
-        self,
-        match: PromptMatch,
-        members: list[ReplicaState],
-        candidates: list[Candidate],
-        chosen: Candidate,
-        choice: PolicyDecision,
-        exclude: frozenset[str],
-        full: Collection[str],
-        split: DisaggPlan | None,
-        weights: PriceWeights | None,
-    ) -> tuple[Receipt, str]:
-        """Return the receipt, which states why a replica with more of the prompt was not chosen, and the id of that
-        replica (or ""). With disaggregated prefill the prompt is computed by the prefill stage's replica, whatever the
-        other one holds."""
-        name, cache_aware = self.policy.name, self.policy.cache_aware
-        reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
-        few, holder, computing = trim_candidates(candidates, chosen), "", chosen
-        if split is not None:
-            computing, reason = split.prefill, reason if reason is PlacementReason.RETRY else PlacementReason.SPLIT
-        whole_ms = computing.price_ms
-        tokens, cached = match.size.prompt_tokens, computing.cached_tokens
-        receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few, weights=weights)
-        if match.depths or match.stored:
-            elsewhere, only_prefill = self._pricer.holders_outside(members, match), self.fleet.prefillers.keys()
-            if split is not None and self._splitter is not None and only_prefill:
-                candidates = [*candidates, *[c for c in self._splitter.prefill if c.id in only_prefill]]
-                elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
-            if split is not None:
-                computing.price_ms = split.price_ms  # the price that a holder is compared with
-            if it := spill(
-                computing,
-                candidates,
-                reason,
-                elsewhere=elsewhere,
-                exclude=exclude,
-                full=full,
-                role=only_prefill,
-                weights=weights,
-            ):
-                receipt.spill, receipt.spilled_tokens, holder = it.cause.value, it.tokens, it.holder
-            computing.price_ms = whole_ms
-        return receipt, holder
+    def _choose(self, priced: PricedRequest, *, may_hold_back: bool) -> tuple[PolicyDecision, Candidate]:
+        """Let the policy choose among the candidates that keep the deadline. Raises Deferred, and Shed if none keeps
+        the deadline of a request that may be shed."""
+        candidates = priced.candidates
+        if priced.left_ms is not None:
+            alone = priced.scope.whole or not self.disaggregator.may_plan(priced.wanted, priced.scope.only)
+            may_shed = priced.may_shed and alone
+            priced.able = in_time(candidates, self.fleet.members, priced.left_ms, may_shed=may_shed)
+        choice = self.policy.choose(priced.market, priced.able)
+        if may_hold_back and choice.hold_back:
+            raise Deferred
+        chosen = candidates[0]
+        for chosen in candidates:
+            if chosen.id == choice.id:
+                break
+        return choice, chosen
 
-    def _explain(
-        self, receipt: Receipt, wanted: PlacementRequest, match: PromptMatch, retry: bool, holder: str, now_s: float
-    ) -> None:
-        explainer = self.explainer
-        if explainer is None:
-            return
-        member, ratio = (
-            self._get_prefill_member(receipt, self.fleet.members[receipt.replica]),
-            match.size.bytes_per_token,
-        )
-        depth, block_tokens, lives = (
-            match.depths.get(member.id, 0),
-            member.load.block_tokens or 1,
-            self.fleet.cache_epochs,
-        )
-        chain, seen = wanted.chain, wanted.sighting
-        explainer.explain(
-            receipt,
-            chain,
-            ratio,
-            depth,
-            member.cache_epoch,
-            seen,
-            now_s,
-            block_tokens=block_tokens,
-            lives=lives,
-            retry=retry,
-        )
-        # a P2P transfer may have supplied the holder's blocks
-        if holder and receipt.spill and receipt.miss is not None:
-            receipt.miss.held = (holder, receipt.spill)
+    def _open(self, priced: PricedRequest, choice: PolicyDecision, chosen: Candidate, plan: DisaggPlan | None) -> Lease:
+        """Open the lease of a placement, with its receipt."""
+        wanted, match, now_s = priced.wanted, priced.match, priced.now_s
+        if match.home:
+            self.models.tokens(wanted.model or "").count_credit()
+        if match.credit is not None:
+            self._credits.take(match.credit, now_s)
+        weights = self._weigh(priced.market) if self._weigh is not None else None
+        receipt, holder = self._receipts.make(priced, chosen, choice, plan, weights)
+        speeds = self.fleet.members[chosen.id].speeds
+        if plan is not None:
+            lasts_ms, first_tokens = plan.expected_ms, speeds.first_tokens_split
+            receipt.brought = self.disaggregator.external_kv(plan)
+        else:
+            lasts_ms, first_tokens = expected_ms(chosen), speeds.first_tokens
+            if match.sources:
+                lasts_ms += self._pull(priced, chosen, receipt)
+        receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
+        if wanted.response_bypasses_router and receipt.grade is _ESTIMATED:
+            receipt.grade = Confidence.UNSEEN
+        self._receipts.explain(receipt, priced, holder)
+        if plan is not None:
+            return self.disaggregator.open(priced, plan, receipt, self.watch, now_s)
+        guessed = choice.guessed and not priced.scope.narrowed
+        lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
+        lease.expected_ms = lasts_ms
+        return lease
 
-    def _get_prefill_member(self, receipt: Receipt, decoding: ReplicaState) -> ReplicaState:
-        """Return the member that computes the prompt: the decoding member, or that of the prefill stage."""
-        leg = receipt.leg
-        return decoding if leg is None else self.fleet.members.get(leg.replica, decoding)
+    def _pull(self, priced: PricedRequest, chosen: Candidate, receipt: Receipt) -> float:
+        """Let the chosen replica fetch missing blocks from another replica's memory if the policy does. Returns the
+        change of the time to first token, in milliseconds."""
+        if self._pulls is None:
+            return 0.0
+        pull = self._pricer.pull(chosen, priced.match, priced.now_s)
+        if pull is None or not self._pulls(priced.market, chosen, pull):
+            return 0.0
+        more_ms = pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
+        take_pull(receipt, chosen, pull)
+        return more_ms

@@ -63,3 +63,8 @@ class PrefillStage(Struct, gc=False):
     lease: int = 0  # id of the lease that is open there
     found_tokens: int | None = None  # cached part of the prompt as the engine reported it after the stage ended
     alone: bool = False  # the prefill stage failed, and the decoding replica computed the prompt itself
+
+    @property
+    def concurrent(self) -> bool:
+        """True if both stages begin at once, and the engines wait for each other."""
+        return self.handshake is not KvConnector.NIXL

@@ -269,6 +269,12 @@ class Receipt(Struct, gc=False):
         """The replica that prefills the prompt and sends its blocks to `replica`; None if `replica` does both."""
         return self.brought.leg if self.brought is not None else None
 
+    @property
+    def prefill_replica(self) -> str:
+        """The replica that computes the prompt."""
+        leg = self.leg
+        return leg.replica if leg is not None else self.replica
+
     def adjust_usage(self, usage: Usage) -> Usage:
         """Return the usage that `replica` reported, with the count of cached tokens from the replica that computed the
         prompt."""

@@ -9,7 +9,7 @@
 A block that several tiers have is read from the first of these that has it.
 
 PEER and LEG are not tiers. They name P2P KV transfers from the CPU memory of another replica (core/fleet/pulls.py), and
-transfers from a prefill replica to a decode replica (core/fleet/disagg_pairs.py).
+transfers from a prefill replica to a decode replica (core/disagg/pairs.py).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.dialects import disagg_body
 from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, RESPONSES
+from router.core.disagg import bodies
 from router.core.types.disagg_types import KvConnector
 
 VLLM, SGLANG = frozenset({"vllm"}), frozenset({"sglang"})
@@ -36,16 +36,14 @@ ANSWER = {"id": "x", "choices": [{"index": 0, "finish_reason": "length"}]}
 
 def _prefill(path: str, handshake: KvConnector, asked: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
     body = json.dumps(asked).encode()
-    made = disagg_body.prefill_body(path, body, handshake, "77", ADDRESSES[handshake], rank)
+    made = bodies.prefill_body(path, body, handshake, "77", ADDRESSES[handshake], rank)
     told: dict[str, Any] = json.loads(made)
     return told
 
 
 def _decode(handshake: KvConnector, asked: dict[str, Any], params: bytes = b"{}") -> dict[str, Any]:
     body = json.dumps(asked).encode()
-    told: dict[str, Any] = json.loads(
-        disagg_body.decode_body(body, handshake, "77", ADDRESSES[handshake], None, params)
-    )
+    told: dict[str, Any] = json.loads(bodies.decode_body(body, handshake, "77", ADDRESSES[handshake], None, params))
     return told
 
 
@@ -126,7 +124,7 @@ def test_what_vllms_connectors_are_told(
     asked = {"messages": [], "kv_transfer_params": {"mine": 1}}
     assert _prefill(CHAT, handshake, asked)["kv_transfer_params"] == prefill
     answer = json.dumps({**ANSWER, "kv_transfer_params": {"opaque": [[1, 2], 3.0]}}).encode()
-    params = disagg_body.kv_transfer_params(handshake, answer)
+    params = bodies.kv_transfer_params(handshake, answer)
     assert params is not None
     assert _decode(handshake, asked, params)["kv_transfer_params"] == decode
 
@@ -137,8 +135,8 @@ def test_what_sglang_is_told() -> None:
     room = {"bootstrap_host": "fd00::7", "bootstrap_port": 8998, "bootstrap_room": 2**63 - 1}
     room |= {"bootstrap_pair_key": None, "decode_tp_size": None}
     id_ = str(2**63 - 1)
-    prefill = json.loads(disagg_body.prefill_body(GENERATE, body, KvConnector.SGLANG, id_, "[fd00::7]:8998", 3))
-    decode = json.loads(disagg_body.decode_body(body, KvConnector.SGLANG, id_, "[fd00::7]:8998", 3, b""))
+    prefill = json.loads(bodies.prefill_body(GENERATE, body, KvConnector.SGLANG, id_, "[fd00::7]:8998", 3))
+    decode = json.loads(bodies.decode_body(body, KvConnector.SGLANG, id_, "[fd00::7]:8998", 3, b""))
     assert prefill == {"text": "x", "stream": False, **room, "disagg_prefill_dp_rank": 3}
     assert decode == {"text": "x", **room, "disagg_prefill_dp_rank": 3}
 
@@ -147,8 +145,8 @@ def test_a_client_names_no_rank_and_no_key() -> None:
     """Where the router names none: SGLang would wait for blocks of the rank that a client says, and keys are read
     together with the room."""
     body = b'{"text": "x", "disagg_prefill_dp_rank": 3, "bootstrap_pair_key": "k", "decode_tp_size": 8}'
-    prefill = json.loads(disagg_body.prefill_body(GENERATE, body, KvConnector.SGLANG, "7", "10.0.0.7:8998", None))
-    decode = json.loads(disagg_body.decode_body(body, KvConnector.SGLANG, "7", "10.0.0.7:8998", None, b""))
+    prefill = json.loads(bodies.prefill_body(GENERATE, body, KvConnector.SGLANG, "7", "10.0.0.7:8998", None))
+    decode = json.loads(bodies.decode_body(body, KvConnector.SGLANG, "7", "10.0.0.7:8998", None, b""))
     for name in ("disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size"):
         assert prefill[name] is None
         assert decode[name] is None
@@ -174,7 +172,7 @@ def test_one_token_is_asked_for_as_the_body_says_it(asked: dict[str, Any], told:
 def test_a_prefill_without_blocks_is_known(params: bytes | None) -> None:
     """NIXL answers null where the prompt fills no block: the other engine computes alone."""
     rest = b"" if params is None else b',"kv_transfer_params":' + params
-    assert disagg_body.kv_transfer_params(KvConnector.NIXL, b'{"id":"x"' + rest + b"}") is None
+    assert bodies.kv_transfer_params(KvConnector.NIXL, b'{"id":"x"' + rest + b"}") is None
 
 
 @pytest.mark.parametrize(
@@ -189,8 +187,8 @@ def test_a_prefill_without_blocks_is_known(params: bytes | None) -> None:
 def test_mooncakes_blocks_are_gone_when_the_model_stopped(answer: bytes) -> None:
     """Mooncake frees what did not end by its length, and the decoding engine would wait for minutes; so it is where the
     answer cannot be read."""
-    assert disagg_body.kv_transfer_params(KvConnector.MOONCAKE, answer) is None
-    assert disagg_body.kv_transfer_params(KvConnector.OFFLOADING, answer) == b""
+    assert bodies.kv_transfer_params(KvConnector.MOONCAKE, answer) is None
+    assert bodies.kv_transfer_params(KvConnector.OFFLOADING, answer) == b""
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_mooncakes_blocks_are_gone_when_the_model_stopped(answer: bytes) -> None
 )
 def test_mooncakes_blocks_are_there_when_the_limit_was_reached(answer: bytes) -> None:
     """As the answer itself says it: vLLM calls every message of a response completed."""
-    assert disagg_body.kv_transfer_params(KvConnector.MOONCAKE, answer) == b""
+    assert bodies.kv_transfer_params(KvConnector.MOONCAKE, answer) == b""
 
 
 @pytest.mark.parametrize(
@@ -244,7 +242,7 @@ def test_mooncakes_blocks_are_there_when_the_limit_was_reached(answer: bytes) ->
 )
 def test_what_may_be_split(path: str, body: dict[str, Any], kinds: frozenset[str], may: bool) -> None:
     """One prompt with one choice, on a path whose engines take the fields; not what their connectors refuse."""
-    assert disagg_body.can_disaggregate(path, json.dumps(body).encode(), kinds) is may
+    assert bodies.can_disaggregate(path, json.dumps(body).encode(), kinds) is may
 
 
 @pytest.mark.parametrize("batch", [b'["a","b"]', b"[[1],[2]]", b'[{"prompt_embeds":""}]'])
@@ -252,8 +250,8 @@ def test_what_may_be_split(path: str, body: dict[str, Any], kinds: frozenset[str
 def test_a_batch_is_known_whatever_space_is_in_it(batch: bytes, space: int) -> None:
     """JSON may have any number of spaces between its parts."""
     padded = batch.replace(b"[", b"[" + b" \n" * space, 1)
-    assert not disagg_body.can_disaggregate(COMPLETIONS, b'{"prompt":%b}' % padded, VLLM)
-    assert not disagg_body.can_disaggregate(GENERATE, b'{"input_ids":%b}' % padded, SGLANG)
+    assert not bodies.can_disaggregate(COMPLETIONS, b'{"prompt":%b}' % padded, VLLM)
+    assert not bodies.can_disaggregate(GENERATE, b'{"input_ids":%b}' % padded, SGLANG)
 
 
 @given(st.binary(max_size=64))
@@ -262,4 +260,4 @@ def test_what_cannot_be_read_is_not_split(body: bytes) -> None:
     try:
         json.loads(body)
     except (ValueError, RecursionError):
-        assert disagg_body.can_disaggregate(CHAT, body, VLLM) is False
+        assert bodies.can_disaggregate(CHAT, body, VLLM) is False

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.dialects.prefill_hosts import ForeignHost, OwnHosts, check_transfer_params, host_problem, hosts_of
+from router.core.disagg.prefill_hosts import ForeignHost, OwnHosts, check_transfer_params, host_problem, hosts_of
 
 OWN = hosts_of("http://vllm-0.vllm:8000#dp1", "10.0.0.7,fd00::7", "10.0.0.7")
 NIXL = {

@@ -38,11 +38,11 @@ def test_hung_decoders_are_not_their_prefill_replicas_fault(handshake: KvConnect
     fleet, blamed = silent(handshake, "p", "q", "d", "e")
     assert not blamed.keys() & {"p", "q"}
     assert bool(blamed) is (handshake is KvConnector.SGLANG)
-    for id_, prefill in list(fleet.router.fleet.legs.open.items()):
+    for id_, prefill in list(fleet.router.disaggregator.pairs.open.items()):
         lease = next(m.leases[id_] for m in fleet.router.fleet.members.values() if id_ in m.leases)
         fleet.finish(lease, EndReason.CLIENT_LEFT)
         assert fleet.router.fleet.members[prefill.replica].late_disconnects == 0
-    assert not fleet.router.fleet.legs.decoders
+    assert not fleet.router.disaggregator.pairs.decoders
 
 
 @pytest.mark.parametrize("handshake", list(KvConnector))

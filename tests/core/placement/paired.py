@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from router.core.disagg.pair_disaggregator import PairDisaggregator
 from router.core.estimators.decode_step import StepModel
 from router.core.estimators.prefill import PrefillModel
 from router.core.estimators.tier_load import LoadModel
@@ -39,7 +40,9 @@ class PairedFleet:
 
     def __init__(self, roles: Mapping[str, Role] = APART, *, pair: bool = True, **more: Any) -> None:
         self.now_s, self.roles = 100.0, dict(roles)
-        self.router: Router = router_of(list(roles), load_guesses={LEG: TRANSFER}, **more)
+        self.router: Router = router_of(
+            list(roles), load_guesses={LEG: TRANSFER}, disaggregation=PairDisaggregator, **more
+        )
         self.discover()
         for name in roles:
             self.router.observe_load(name, Load(kv_tokens_max=2_000_000, block_tokens=16))
@@ -129,7 +132,7 @@ class PairedFleet:
     def idle(self) -> bool:
         """Whether nothing is left of any lease: no lease, no work that waits, no stream, no room in a KV pool."""
         members = self.router.fleet.members.values()
-        legs = self.router.fleet.legs
+        legs = self.router.disaggregator.pairs
         return not (legs.open or legs.decoders) and not any(
             m.leases
             or m.queue.count_waiting()

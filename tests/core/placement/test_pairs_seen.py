@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.core.fleet.disagg_pairs import PAIR_REST_S
+from router.core.disagg.pairs import PAIR_REST_S
 from router.core.types.disagg_types import PairState, PairStatus
 from router.core.types.placements import EndReason, Outcome
 from tests.core.placement.paired import PairedFleet

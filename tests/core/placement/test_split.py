@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.core.disagg.pairs import PAIR_REST_S
 from router.core.estimators.tier_load import LoadModel
 from router.core.fleet import stall_detector
-from router.core.fleet.disagg_pairs import PAIR_REST_S
 from router.core.fleet.models import NoReplicaReady
 from router.core.insights.breakdown import Explainer
 from router.core.types.disagg_types import KvConnector, Role
@@ -32,7 +32,7 @@ def test_a_long_prompt_is_prefilled_where_it_interrupts_nobody() -> None:
     assert (leg.handshake, leg.address) == (KvConnector.NIXL, f"{leg.replica}:8998")
     assert leg.transfer_ms == pytest.approx(TRANSFER.ms(lease.prompt_tokens))
     assert lease.expected_ms == pytest.approx(leg.uncached_ms + leg.transfer_ms)
-    prefill = fleet.router.fleet.legs.open[lease.id]
+    prefill = fleet.router.disaggregator.pairs.open[lease.id]
     assert (prefill.id, prefill.role, lease.role) == (leg.lease, "prefill", "decode")
     assert fleet.router.fleet.members[leg.replica].pending_ms(fleet.now_s) == pytest.approx(leg.uncached_ms)
     assert fleet.router.fleet.members[lease.replica].pending_ms(fleet.now_s) == 0.0
@@ -191,7 +191,7 @@ def test_a_decode_leg_is_late_from_the_end_of_its_prefill_on() -> None:
     members["d"].speeds.prefill.observations = 100
     assert not stall_detector.is_late(members[lease.replica], lease, fleet.now_s + 500.0, 3.0)
     assert stall_detector.is_late(
-        members[leg.replica], fleet.router.fleet.legs.open[lease.id], fleet.now_s + 500.0, 3.0
+        members[leg.replica], fleet.router.disaggregator.pairs.open[lease.id], fleet.now_s + 500.0, 3.0
     )
     fleet.now_s += 5.0
     fleet.prefilled(lease)
@@ -216,7 +216,7 @@ def test_transfers_are_learned_for_each_pair() -> None:
         for each in [lease, *streams]:
             fleet.finish(each)
         fleet.now_s += 10.0
-    legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
+    legs, members = fleet.router.disaggregator.pairs, fleet.router.fleet.members
     for name, truth in truths.items():
         assert legs.model("p", name, members[name].speeds.loads).ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
         assert members[name].longest_tokens < TOKENS
@@ -291,13 +291,13 @@ def test_a_pair_that_broke_rests_until_it_is_warmed() -> None:
     router, members = fleet.router, fleet.router.fleet.members
     for _ in range(20):
         router.pair_broke("p", "d", now_s=fleet.now_s)
-    assert not router.fleet.legs.is_warm(members["p"], members["d"])
-    assert router.fleet.legs.is_warm(members["p"], members["e"])
+    assert not router.disaggregator.pairs.is_warm(members["p"], members["d"])
+    assert router.disaggregator.pairs.is_warm(members["p"], members["e"])
     assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S - 0.1) == []
     assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S) == [("p", "d")]
     router.pair_broke("p", "d", now_s=fleet.now_s)  # of a request from before
     router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + PAIR_REST_S)
-    assert router.fleet.legs.is_warm(members["p"], members["d"])
+    assert router.disaggregator.pairs.is_warm(members["p"], members["d"])
     router.pair_broke("x", "d", now_s=fleet.now_s)
 
 
@@ -305,7 +305,7 @@ def test_the_last_pair_of_sglangs_goes_on() -> None:
     """Its servers take no request in one leg, so a pair that may be broken is better than none."""
     fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}, pair=False)
     fleet.pair(KvConnector.SGLANG)
-    legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
+    legs, members = fleet.router.disaggregator.pairs, fleet.router.fleet.members
     for name in "de":
         fleet.router.pair_broke("p", name, now_s=fleet.now_s)
     assert [legs.is_warm(members["p"], members[name]) for name in "de"] == [False, True]

@@ -87,7 +87,7 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     there waiting, until the first token or the end; nothing is learned of transfers or speeds from it."""
     fleet = PairedFleet(ONE_EACH)
     fleet.streams("d")
-    member, legs = fleet.router.fleet.members["d"], fleet.router.fleet.legs
+    member, legs = fleet.router.fleet.members["d"], fleet.router.disaggregator.pairs
     before = member.decoding, legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations
     lease, leg = fleet.split()
     fleet.now_s += 3.0

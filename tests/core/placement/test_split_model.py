@@ -133,7 +133,7 @@ class History:
         if not truth.there:
             truth.handshake = truth.last = None
             self._cold(name)
-        elif name not in self.fleet.router.fleet.legs.hands:
+        elif name not in self.fleet.router.disaggregator.pairs.hands:
             self._observe(name)
 
     def change(self) -> None:

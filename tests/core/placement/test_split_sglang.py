@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.fleet import disagg_pairs
+from router.core.disagg import pairs
 from router.core.fleet.breaker import Cause
 from router.core.fleet.models import NoReplicaReady
 from router.core.types.disagg_types import KvConnector, Role
@@ -138,7 +138,7 @@ def test_what_goes_whole_goes_to_no_half_of_a_pair(why: str) -> None:
 def test_in_a_large_fleet_a_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replica is a pair with few others of many: the best ones for either leg need not be pairs, and yet no
     request is turned away while all are up."""
-    monkeypatch.setattr(disagg_pairs, "PAIRS_MAX", 80)
+    monkeypatch.setattr(pairs, "PAIRS_MAX", 80)
     prefill, decode = ([f"{leg}{n}" for n in range(40)] for leg in "pd")
     fleet = sglang(dict.fromkeys(prefill, Role.PREFILL) | dict.fromkeys(decode, Role.DECODE))
     for seed in range(200):

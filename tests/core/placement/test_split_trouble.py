@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.core.fleet.disagg_pairs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
+from router.core.disagg.pairs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
 from router.core.placement.policies import DisaggPolicy
 from router.core.placement.policies.warm import weigh_stages
 from router.core.types.disagg_types import Role
@@ -47,7 +47,7 @@ def test_times_end_with_the_process(replica: str) -> None:
     for seed in range(1, 40):
         fleet.serve(seed, transfer_s=20.0)
     assert fleet.place(50).receipt.leg is None
-    legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
+    legs, members = fleet.router.disaggregator.pairs, fleet.router.fleet.members
     legs.on_engine_restarted("somebody else")
     assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) > 1_000.0
     legs.on_engine_restarted(replica)
@@ -60,7 +60,7 @@ def test_times_end_with_the_process(replica: str) -> None:
 def test_one_pause_is_no_slow_link() -> None:
     """A single transfer of half a minute counts as one that took four times as long as was expected."""
     fleet = busy()
-    legs, loads = fleet.router.fleet.legs, fleet.router.fleet.members["d"].speeds.loads
+    legs, loads = fleet.router.disaggregator.pairs, fleet.router.fleet.members["d"].speeds.loads
     before_ms = legs.model("p", "d", loads).ms(TOKENS)
     legs.learn("p", "d", loads, TOKENS, 30_000.0, fleet.now_s)
     assert legs.model("p", "d", loads).ms(TOKENS) <= 4 * before_ms
@@ -70,7 +70,7 @@ def test_a_pair_that_only_warms_well_rests_longer_each_time() -> None:
     """Its small warming comes over and requests do not: ever fewer are lost to it, until one comes over."""
     fleet = PairedFleet(ONE_EACH)
     fleet.streams("d", count=8)
-    legs, lost_s = fleet.router.fleet.legs, list[float]()
+    legs, lost_s = fleet.router.disaggregator.pairs, list[float]()
     for seed in range(400):
         fleet.now_s += 1.0
         for pair in fleet.router.pairs_to_warm(fleet.now_s):
@@ -145,7 +145,7 @@ def test_a_request_that_is_nearly_cached_prices_no_prefill_replica() -> None:
     fleet = PairedFleet({f"p{n}": Role.PREFILL for n in range(40)} | {"d": Role.DECODE})
     fleet.streams("d")
     fleet.serve(1, 2_000, may_split=False)
-    splitter = fleet.router._splitter
+    splitter = fleet.router.disaggregator.planner
     assert splitter is not None
     fleet.place(1, 2_020)
     assert splitter.prefill == []
@@ -176,7 +176,7 @@ def test_a_queue_before_the_prefill_is_that_of_all_who_may_take_it() -> None:
     for n, name in enumerate(names[:45]):
         for seed in range(12):
             fleet.place(5_000 + 20 * n + seed, may_split=False, only=name)
-    members, splitter = fleet.router.fleet.members, fleet.router._splitter
+    members, splitter = fleet.router.fleet.members, fleet.router.disaggregator.planner
     assert splitter is not None
     splitter._policy = asked = _Asked(splitter._policy)
     waits_ms = [members[name].pending_ms(fleet.now_s) for name in names]

@@ -12,7 +12,7 @@ from aiohttp import ClientError, ClientSession
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.fake_engine.peers import PeerLimits
 from loadtest.fake_engine.prefill_export import LEASE_S
-from router.core.dialects.disagg_body import decode_body, kv_transfer_params, prefill_body
+from router.core.disagg.bodies import decode_body, kv_transfer_params, prefill_body
 from router.core.types.disagg_types import KvConnector
 
 COMPLETIONS = "/v1/completions"

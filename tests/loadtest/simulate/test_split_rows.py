@@ -85,9 +85,11 @@ def test_every_request_ends_in_one_leg_or_two(handshake: KvConnector) -> None:
         assert replica.legs is not None
         assert len(replica.legs) == 0
     router = world.placers[0].router
-    assert not router.fleet.legs.open
+    assert not router.disaggregator.pairs.open
     assert not any(m.leases or m.queue.count_waiting() or m.decoding or m.clock.streams for m in router.members)
-    assert any(m.speeds.loads.model("leg", fit) for m in router.members for fit in router.fleet.legs._fits.values())
+    assert any(
+        m.speeds.loads.model("leg", fit) for m in router.members for fit in router.disaggregator.pairs._fits.values()
+    )
 
 
 def test_whoever_gives_up_leaves_nothing() -> None:
@@ -100,7 +102,7 @@ def test_whoever_gives_up_leaves_nothing() -> None:
         assert not replica.model.arriving.held
         assert replica.model.pool.free_n == replica.model.pool.blocks_n
     router = world.placers[0].router
-    assert not router.fleet.legs.open
+    assert not router.disaggregator.pairs.open
     assert not any(m.leases or m.queue.count_waiting() or m.decoding for m in router.members)
 
 
@@ -111,7 +113,7 @@ def test_a_replica_that_dies_takes_no_request_with_it() -> None:
     result = world.run()
     assert {each.failure for each in result.sent} <= {"", "broken"}
     assert any(len(each.tried) for each in result.sent)
-    assert not world.placers[0].router.fleet.legs.open
+    assert not world.placers[0].router.disaggregator.pairs.open
 
 
 def test_nothing_changes_where_nothing_may_be_split() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from router.core.dialects.prefill_hosts import OwnHosts, check_transfer_params, hosts_of
+from router.core.disagg.prefill_hosts import OwnHosts, check_transfer_params, hosts_of
 from router.core.types.disagg_types import PrefillStage
 
 log = logging.getLogger(__name__)

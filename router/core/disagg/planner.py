@@ -8,20 +8,21 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
+from router.core.disagg.pairs import DisaggPairs
+from router.core.disagg.prefill_members import filter_prefill_members
 from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
-from router.core.placement.filters import filter_prefill_members
-from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.policies import DisaggPolicy
 from router.core.placement.policies.warm import wait_ms
 from router.core.placement.prefix_match import PromptMatch
+from router.core.placement.priced_request import PricedRequest
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, FleetSurvey, filter_by_context
 from router.core.placement.ttft_feasibility import predicted_ms
 from router.core.types.disagg_types import PrefillStage
-from router.core.types.placements import Candidate, DisaggPlan, PlacementContext
+from router.core.types.placements import Candidate, DisaggPlan
 
 NEAR = 64  # replicas that are examined if none of the best are a pair and two replicas are required
 
@@ -29,42 +30,27 @@ NEAR = 64  # replicas that are examined if none of the best are a pair and two r
 class DisaggPlanner:
     """Reads the fleet and changes nothing. Provides transfer times (policies.Pairs)."""
 
-    def __init__(self, fleet: Fleet, fitness: Eligibility, pricer: CostModel, policy: DisaggPolicy) -> None:
+    def __init__(
+        self, fleet: Fleet, fitness: Eligibility, pairs: DisaggPairs, pricer: CostModel, policy: DisaggPolicy
+    ) -> None:
         self._fleet = fleet
+        self._pairs = pairs
         self._fitness = fitness
         self._pricer = pricer
         self._policy = policy
         self.prefill: list[Candidate] = []  # candidates for the last request's prefill stage
 
-    def split(
-        self,
-        wanted: PlacementRequest,
-        match: PromptMatch,
-        market: PlacementContext,
-        candidates: Sequence[Candidate],
-        chosen: Candidate,
-        exclude: frozenset[str],
-        among: frozenset[str] | None,
-        full: Collection[str],
-        now_s: float,
-    ) -> DisaggPlan | None:
+    def split(self, priced: PricedRequest, chosen: Candidate) -> DisaggPlan | None:
         """Return the two replicas that are better than the chosen candidate alone; None for one replica."""
-        legs, members = self._fleet.legs, self._fleet.members
-        decode = [each for each in candidates if legs.may_decode(members[each.id])]
-        must = not legs.serves_unsplit(members[chosen.id])
+        market, candidates, match, now_s = priced.market, priced.able, priced.match, priced.now_s
+        pairs, members = self._pairs, self._fleet.members
+        decode = [each for each in candidates if pairs.may_decode(members[each.id])]
+        must = not pairs.serves_whole(members[chosen.id])
         if not decode or not (must or self._policy.may_split(market, chosen, decode)):
             return None
-        prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
-        waits_ms, more = [wait_ms(each) for each in prefill], list[ReplicaState]()
-        if self._fleet.prefillers:
-            known, model = {each.id for each in prefill}, wanted.model
-            whole = must and any(legs.serves_unsplit(members[each.id]) and each.id not in full for each in candidates)
-            more = filter_prefill_members(
-                self._fleet, self._fitness, model, exclude, among, full, now_s, must=must, whole=whole
-            )
-            if match.size.prompt_tokens > self._fleet.context_tokens_min:
-                more = filter_by_context(more, wanted, match.size.prompt_tokens)
-            more = [m for m in more if m.id not in known]
+        prefill = [each for each in candidates if pairs.may_prefill(members[each.id])]
+        waits_ms = [wait_ms(each) for each in prefill]
+        more = self._more(priced, {each.id for each in prefill}, must=must) if self._fleet.prefillers else []
         if more:
             survey = self._pricer.survey(more, now_s)
             waits_ms += survey.waits_ms
@@ -79,19 +65,40 @@ class DisaggPlanner:
             if more:
                 self.prefill = self._price_all(more, self._pricer.survey(more, now_s), match, now_s)
                 split = self._policy.split(market, chosen, self.prefill, decode, self, waits_ms=waits_ms, must=True)
-        if split is None or must or wanted.due_s is None:
+        if split is None or must or priced.left_ms is None:
             return split
-        left_ms = (wanted.due_s - now_s) * 1e3
         # A single replica was chosen to keep the deadline, if it can.
-        late = self.predicted_ms(split) > left_ms >= predicted_ms(chosen, members)
+        late = self.predicted_ms(split) > priced.left_ms >= predicted_ms(chosen, members)
         return None if late else split
+
+    def _more(self, priced: PricedRequest, known: set[str], *, must: bool) -> list[ReplicaState]:
+        """Return the members that only prefill, and are not among the `known` candidates."""
+        wanted, scope, tokens = priced.wanted, priced.scope, priced.match.size.prompt_tokens
+        among = None if isinstance(scope.only, str) else scope.only
+        members, full = self._fleet.members, scope.full
+        whole = must and any(self._pairs.serves_whole(members[c.id]) and c.id not in full for c in priced.able)
+        more = filter_prefill_members(
+            self._fleet,
+            self._pairs,
+            self._fitness,
+            wanted.model,
+            scope.exclude,
+            among,
+            full,
+            priced.now_s,
+            must=must,
+            whole=whole,
+        )
+        if tokens > self._fleet.context_tokens_min:
+            more = filter_by_context(more, wanted, tokens)
+        return [m for m in more if m.id not in known]
 
     def _find_partners(self, decode: Sequence[Candidate]) -> set[str]:
         """Return the ids of replicas that are paired with these candidates, those with the shortest wait first, until
         there are NEAR."""
         near = set[str]()
         for each in sorted(decode, key=wait_ms):
-            near.update(self._fleet.legs.partners(each.id))
+            near.update(self._pairs.partners(each.id))
             if len(near) >= NEAR:
                 break
         return near
@@ -105,13 +112,13 @@ class DisaggPlanner:
         """Return the modelled time to send the part of the prompt that the decoding replica lacks; None if the two are
         no pair."""
         first, second = self._fleet.members[prefill.id], self._fleet.members[decode.id]
-        if not self._fleet.legs.is_warm(first, second):
+        if not self._pairs.is_warm(first, second):
             return None
-        return self._fleet.legs.model(prefill.id, decode.id, second.speeds.loads).ms(decode.uncached_tokens)
+        return self._pairs.model(prefill.id, decode.id, second.speeds.loads).ms(decode.uncached_tokens)
 
     def leg(self, split: DisaggPlan) -> PrefillStage:
         """Return the prefill stage in the form that the receipt contains."""
-        first, hand = split.prefill, self._fleet.legs.hands[split.prefill.id]
+        first, hand = split.prefill, self._pairs.hands[split.prefill.id]
         waited_ms = wait_ms(first) + first.loading_ms
         return PrefillStage(
             first.id, hand.handshake, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms

@@ -65,7 +65,9 @@ class _Pair:
 class DisaggPairs:
     """Replicas that form pairs, and the open prefill stages. Unused if no KV connector was detected."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage_only: set[str]) -> None:
+        """`stage_only` receives the ids of replicas that take no whole requests (`Fleet.stage_only`)."""
+        self._stage_only = stage_only
         self.hands: dict[str, _ConnectorEndpoint] = {}
         self._silent: dict[
             str, _ConnectorEndpoint
@@ -103,11 +105,15 @@ class DisaggPairs:
             self._forget_pairs(replica)
             hand = _ConnectorEndpoint(handshake, address)
         self.hands[replica] = hand
+        # SGLang servers in prefill or decode mode answer a request with both stages with 400 (0.5.23,
+        # srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id").
+        (self._stage_only.add if handshake is KvConnector.SGLANG else self._stage_only.discard)(replica)
 
     def forget(self, replica: str) -> None:
         """Drop a replica that left or was replaced by another engine."""
         self.hands.pop(replica, None)
         self._silent.pop(replica, None)
+        self._stage_only.discard(replica)
         self._forget_pairs(replica)
         self.forget_times(replica)
 
@@ -142,16 +148,9 @@ class DisaggPairs:
         """True if a replica takes decode stages."""
         return member.id in self.hands and member.replica.role is not Role.PREFILL
 
-    def serves_unsplit(self, member: ReplicaState) -> bool:
-        """True if a replica takes requests with both stages. SGLang servers in prefill or decode mode answer such
-        requests with 400 (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room
-        id")."""
-        hand = self.hands.get(member.id) or self._silent.get(member.id)
-        return hand is None or hand.handshake is not KvConnector.SGLANG
-
-    def filter_unsplit(self, members: list[ReplicaState]) -> list[ReplicaState]:
-        """Return the members that take whole requests, or all of them if none does."""
-        return [member for member in members if self.serves_unsplit(member)] or members
+    def serves_whole(self, member: ReplicaState) -> bool:
+        """True if a replica takes requests with both stages."""
+        return member.id not in self._stage_only
 
     def are_compatible(self, prefill: ReplicaState, decode: ReplicaState) -> bool:
         """True if the second replica can decode a prompt that the first one prefills."""
@@ -224,7 +223,7 @@ class DisaggPairs:
         if not pair.warm:
             return  # the pair is in cooldown or being warmed already: many requests report one failed transfer
         there = members.get(decode)
-        if there is None or self.serves_unsplit(there) or self._has_another(members, prefill, there):
+        if there is None or self.serves_whole(there) or self._has_another(members, prefill, there):
             self._start_cooldown(pair, now_s)
 
     def count_request(self, prefill: str, decode: str) -> None:

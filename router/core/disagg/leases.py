@@ -14,35 +14,92 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.core.disagg.pairs import DisaggPairs
 from router.core.fleet.eligibility import Eligibility
-from router.core.fleet.lease import Lease
+from router.core.fleet.lease import DECODE, PREFILL, Lease
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
+from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
-from router.core.types.placements import EndReason, Outcome, Receipt
+from router.core.placement.priced_request import PricedRequest
+from router.core.placement.ttft_feasibility import expected_ms
+from router.core.types.disagg_types import PrefillStage
+from router.core.types.placements import Candidate, DisaggPlan, EndReason, Outcome, Receipt
 
 _LEFT = Outcome(EndReason.CLIENT_LEFT)
 _UNSEEN = Outcome(EndReason.OK, unobserved=True)
 
 
 class DisaggLeases:
-    """Ends prefill stages and learns transfer times."""
+    """Opens and ends the leases of both stages, and learns transfer times."""
 
     def __init__(
         self,
         fleet: Fleet,
         fitness: Eligibility,
+        pairs: DisaggPairs,
+        leases: LeaseFactory,
         first_token: Callable[[Lease, float], None],
         finish: Callable[[Lease, Outcome, float], None],
     ) -> None:
         """`first_token` and `finish` are the Router's methods, for the leases of prefill stages."""
-        self._fleet, self._fitness = fleet, fitness
+        self._fleet, self._fitness, self._pairs, self._leases = fleet, fitness, pairs, leases
         self._first_token, self._finish = first_token, finish
+
+    def open(
+        self, priced: PricedRequest, plan: DisaggPlan, receipt: Receipt, watch: LeaseListener | None, now_s: float
+    ) -> Lease:
+        """Open the leases of both stages. Returns that of the decode stage."""
+        wanted, match, leg = priced.wanted, priced.match, receipt.leg
+        lease = self._leases.make(wanted, match, plan.decode, receipt, now_s)
+        lease.role, lease.prefill_ms, lease.stall_ms = DECODE, 0.0, 0.0
+        lease.cached_tokens = max(0, lease.prompt_tokens - 1)
+        member = self._fleet.members[lease.replica]
+        member.open(lease, now_s, plan.decode.kv_wait_ms)
+        if leg is not None and leg.concurrent:
+            member.start_transfer_wait(lease)
+        if wanted.response_bypasses_router:
+            member.decodes(lease, now_s)  # no later report marks the start of decoding
+        self._leases.count(wanted, match, lease, member, now_s)
+        self._leases.register(member, lease, match.credit, watch, now_s)
+        lease.expected_ms = plan.expected_ms
+        if leg is not None:
+            self._open_prefill(priced, plan.prefill, leg, lease, watch, now_s)
+        return lease
+
+    def _open_prefill(
+        self,
+        priced: PricedRequest,
+        chosen: Candidate,
+        leg: PrefillStage,
+        lease: Lease,
+        watch: LeaseListener | None,
+        now_s: float,
+    ) -> None:
+        """Open the lease of the prefill stage that belongs to the lease of a decode stage."""
+        own, wanted, tokens = lease.receipt, priced.wanted, priced.match.size.prompt_tokens
+        receipt = Receipt(
+            chosen.id, own.policy, own.reason, chosen.grade, tokens, chosen.cached_tokens, weighed=own.weighed
+        )
+        prefill = self._leases.make(wanted, priced.match, chosen, receipt, now_s)
+        prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.response_bypasses_router, 1
+        # Everything that the request teaches except its prefill is learned from its decode stage.
+        prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
+        prefill.expected_ms = expected_ms(chosen)
+        leg.lease, self._pairs.open[lease.id] = prefill.id, prefill
+        if leg.concurrent:
+            self._pairs.decoders[prefill.id] = lease.replica
+        self._pairs.count_request(prefill.replica, lease.replica)
+        member = self._fleet.members[chosen.id]
+        if chosen.tier_tokens:
+            self._leases.load(prefill, member, chosen)
+        member.open(prefill, now_s, chosen.kv_wait_ms)
+        self._leases.register(member, prefill, None, watch, now_s)
 
     def finish_prefill(self, lease: Lease, outcome: Outcome, watch: LeaseListener | None, now_s: float) -> None:
         """End the prefill stage of this decode lease, successful or not. Its replica is released and learns from the
         outcome. A second call has no effect."""
-        prefill = self._fleet.legs.open.pop(lease.id, None)
+        prefill = self._pairs.open.pop(lease.id, None)
         if prefill is None:
             return
         if outcome.ending is EndReason.OK:
@@ -50,7 +107,7 @@ class DisaggLeases:
                 self._first_token(prefill, now_s)
             lease.effective_start_s = now_s
         elif outcome.ending in (EndReason.FAILED, EndReason.UNREACHED):
-            self._fleet.legs.prefill_failed(prefill.replica, lease.replica)
+            self._pairs.prefill_failed(prefill.replica, lease.replica)
         member, leg = self._fleet.members.get(lease.replica), lease.receipt.leg
         if member is not None and leg is not None and lease.id in member.leases:
             if outcome.ending is EndReason.OK:
@@ -63,11 +120,11 @@ class DisaggLeases:
             if watch is not None:
                 watch.on_recount(lease.replica)
         self._finish(prefill, outcome, now_s)
-        self._fleet.legs.decoders.pop(prefill.id, None)
+        self._pairs.decoders.pop(prefill.id, None)
 
     def first_token(self, member: ReplicaState, lease: Lease, watch: LeaseListener | None, now_s: float) -> None:
         """Record the first body event of a decode stage's stream from this member."""
-        prefill, leg = self._fleet.legs.open.get(lease.id), lease.receipt.leg
+        prefill, leg = self._pairs.open.get(lease.id), lease.receipt.leg
         if prefill is not None and prefill.first_token_s is None:
             there = self._fleet.members.get(prefill.replica)
             if there is not None and prefill.id in there.leases:
@@ -81,10 +138,10 @@ class DisaggLeases:
             and lease.id not in member.waiting_for_kv
         )
         if leg is not None and lease.effective_start_s and not leg.alone:
-            self._fleet.legs.note_transfer(leg.replica, member.id)
+            self._pairs.note_transfer(leg.replica, member.id)
             if alone:
                 took_ms, tokens = (now_s - lease.effective_start_s) * 1e3, _lacking_tokens(lease.receipt)
-                self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms, now_s)
+                self._pairs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms, now_s)
         member.on_first_token_disagg(lease, now_s)
         if watch is not None:
             watch.on_recount(lease.replica)  # other routers time prefills by first tokens, and this was no prefill
@@ -96,11 +153,11 @@ class DisaggLeases:
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> Outcome:
         """End the decode stage, and the prefill stage if it is still open. Returns the part of the outcome that may be
         used to learn about the decode stage."""
-        prefill = self._fleet.legs.open.pop(lease.id, None)
+        prefill = self._pairs.open.pop(lease.id, None)
         if prefill is not None:
             done = outcome.ending is EndReason.OK and prefill.first_token_s is None
             self._finish(prefill, _UNSEEN if done else _LEFT, now_s)
-            self._fleet.legs.decoders.pop(prefill.id, None)
+            self._pairs.decoders.pop(prefill.id, None)
         usage = outcome.usage
         if usage is None:
             return outcome
@@ -111,6 +168,28 @@ class DisaggLeases:
         answer."""
         leg = lease.receipt.leg
         return leg is not None and lease.effective_start_s > 0 and not leg.alone
+
+    def waits_for_peer(self, lease: Lease, now_s: float, stall_timeout_s: float) -> bool:
+        """True if the other stage of a request may be the cause of this lease's delay.
+
+        - For a prefill stage: its decoding replica has answers in progress and shows no sign of life.
+        - For a decode stage: its prefill replica shows no sign of life, and no answers are in progress here.
+        """
+        if not self._pairs.decoders:
+            return False
+        leg, members = lease.receipt.leg, self._fleet.members
+        if leg is not None:
+            member, first = members.get(lease.replica), members.get(leg.replica)
+            if lease.effective_start_s or member is None or member.decoding > 0:
+                return False
+            return first is None or now_s - first.alive_s > stall_timeout_s / 2
+        decoder = members.get(self._pairs.decoders.get(lease.id, ""))
+        return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stall_timeout_s / 2
+
+    def prefill_ms(self, lease: Lease) -> float:
+        """Return the expected milliseconds of prefill of a request, on the replica that prefills."""
+        prefill = self._pairs.open.get(lease.id) if lease.receipt.leg is not None else None
+        return lease.prefill_ms if prefill is None else prefill.prefill_ms
 
 
 def _held_tokens(receipt: Receipt) -> int:

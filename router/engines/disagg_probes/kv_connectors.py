@@ -30,7 +30,7 @@ import msgspec
 
 from router.config.schema import DisaggSettings
 from router.config.url_maps import peer_endpoints, same_base
-from router.core.dialects.disagg_body import ENGINE_ID_SEPARATOR
+from router.core.disagg.bodies import ENGINE_ID_SEPARATOR
 from router.core.types.disagg_types import KvConnector, Role
 from router.core.types.replicas import Replica
 from router.engines import http_client

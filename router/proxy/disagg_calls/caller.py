@@ -35,9 +35,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from router.core.dialects.disagg_body import decode_body, kv_transfer_params, prefill_body
-from router.core.dialects.prefill_hosts import ForeignHost
 from router.core.dialects.rank_field import for_rank
+from router.core.disagg.bodies import decode_body, kv_transfer_params, prefill_body
+from router.core.disagg.prefill_hosts import ForeignHost
 from router.core.types.disagg_types import KvConnector, PrefillStage
 from router.core.types.placements import EndReason, Outcome
 from router.core.types.replicas import Replica
@@ -59,8 +59,14 @@ from router.http.upstream import Upstream
 from router.ingress.proxied_request import ProxiedRequest
 from router.ingress.token_estimate import validate_usage
 from router.placement_api import LEFT, LeaseHandle, PlacementService
-from router.proxy.disagg_request import DisaggRequest, await_transfer, has_answer, raise_if_failed, with_retry_id
-from router.proxy.prefill_host_check import ForeignHosts
+from router.proxy.disagg_calls.host_check import ForeignHosts
+from router.proxy.disagg_calls.request_state import (
+    DisaggRequest,
+    await_transfer,
+    has_answer,
+    raise_if_failed,
+    with_retry_id,
+)
 
 ROOM_BITS = 63  # SGLang's `bootstrap_room` is a signed 64-bit integer
 LOOK_S = 0.25  # interval of the check for the end of a decode stage

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 
-from router.core.dialects.disagg_body import decode_body, kv_transfer_params, prefill_body
-from router.core.dialects.prefill_hosts import ForeignHost, OwnHosts, check_transfer_params, hosts_of
 from router.core.dialects.rank_field import RANK_HEADER
 from router.core.dialects.tenant_isolation import COMPLETIONS
+from router.core.disagg.bodies import decode_body, kv_transfer_params, prefill_body
+from router.core.disagg.prefill_hosts import ForeignHost, OwnHosts, check_transfer_params, hosts_of
 from router.core.placement.router import Router
 from router.core.types.disagg_types import KvConnector
 from router.core.types.replicas import Replica
