@@ -32,7 +32,7 @@ from router.control.replica_lifecycle import ReplicaLifecycle
 from router.control.response_owners import ResponseOwners
 from router.control.unshared import UnsharedRouters, router_name
 from router.core.admission.hold_back import TICK_S
-from router.engines.kv_connectors import KvConnectorProber
+from router.engines.disagg_probes.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
 from router.engines.metrics_page import MetricsPages
 from router.engines.p2p_prober import P2pProber

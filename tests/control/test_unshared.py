@@ -6,10 +6,11 @@ import logging
 
 import pytest
 from aiohttp import ClientSession
-from router.router_server import RouterServer
 
+from router.config.runtime import resolve
 from router.config.schema import PeeringSettings
 from router.control.unshared import UNSHARED_S, UnsharedRouters, router_name
+from router.router_server import RouterServer
 from tests.support.fakes import settings
 from tests.support.waiting import until
 
@@ -83,7 +84,7 @@ def test_names_of_routers() -> None:
 
 async def test_pages_say_it(client: ClientSession) -> None:
     """`/admin/replicas` and the dashboard's data have the condition, and the name of the router that says it."""
-    async with RouterServer(settings(peering__expected_routers=2, peering__router_id="one")) as app:
+    async with RouterServer(resolve(settings(peering__expected_routers=2, peering__router_id="one"))) as app:
         assert app.control.unshared is not None
         await until(lambda: app.control.unshared is not None and app.control.unshared.why)
         async with client.get(app.admin_url + "/admin/replicas") as response:
