@@ -67,7 +67,7 @@ PACKAGES = {
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agent_headers block_keys canonical canonical_openai incremental_parse json_fields lenient_json",
-    "core/peer_sync": "applier cache_epochs clock_offset event_log remote_leases row_publisher sync",
+    "core/peer_sync": "applier cache_epochs event_log remote_leases row_publisher sync",
     "proxy": "attempts http_proxy relay retry_budget routes",
     "extproc": (
         "endpoints metadata picker_context processing_responses request_body request_headers"

@@ -123,8 +123,11 @@ class SharedFleet:
         self._routers = [_fleet_of(replicas, self.now_s) for _ in range(routers)]
         self._urgent = [False] * routers
         self._sharing = [
-            PeerSyncCore(each, f"router-{n}", 1, urgent=partial(self._press, n)) for n, each in enumerate(self._routers)
+            PeerSyncCore(each, f"router-{n}", urgent=partial(self._press, n)) for n, each in enumerate(self._routers)
         ]
+        for n, sharing in enumerate(self._sharing):
+            for other in set(range(routers)) - {n}:
+                sharing.begin(f"router-{other}")
         for each in self._routers:
             if each.watch is not None:
                 each.watch = CountingListener(each.watch, self.noting)
@@ -204,11 +207,11 @@ class SharedFleet:
         self.said_bytes += len(message)
         for other in range(len(self._sharing)):
             if other != number:
-                self._call_later(DELAY_S, self._hear, other, message)
+                self._call_later(DELAY_S, self._hear, other, number, message)
         return True
 
-    def _hear(self, number: int, message: bytes) -> None:
-        self.hearing(partial(self._sharing[number].hear, message, self.now_s))
+    def _hear(self, number: int, sender: int, message: bytes) -> None:
+        self.hearing(partial(self._sharing[number].hear, f"router-{sender}", message, 0.0, self.now_s))
 
     def _look(self) -> None:
         for each in self._sharing:

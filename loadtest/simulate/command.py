@@ -63,7 +63,7 @@ from loadtest.simulate.scenarios.registry import APART, GROUPS, LOADS, SCENARIOS
 
 SAVED_EVERY_S = 60.0
 CHANGED = (
-    *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
+    *("replicas", "kv_tokens", "routers", "share_delay_s", "share_partition"),
     *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s", "answer_limits"),
 )
 """Flags that are fields of the cluster's setting."""

@@ -75,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
     add("--routers", type=flags.integer(1), metavar="N", help="number of independent routers, used in turns")
     text = "connected routers with a message delay of S"
     add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help=text)
-    add("--share-loss", type=flags.number(1), metavar="P", help="probability of a lost message between routers")
     cut = "disconnect the first router from the others at AT for LASTS"
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="cache state of routers: from KV events, from forwarded requests, or none")

@@ -19,7 +19,6 @@ from router.control.admission_controller import AdmissionController
 from router.control.local_placement import LocalPlacementService
 from router.control.snapshot import SnapshotManager
 from router.control.unshared import router_name
-from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.sync import PeerSyncCore
 from router.core.placement.router import Router
 from router.peering.message_auth import Seals, secret_of_keys
@@ -61,9 +60,8 @@ class PeerSync:
         self._address: StoreAddress | None = None
         self.name = router_name(shared, admin_port)
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
-        limits = SharingLimits()
         self._core = PeerSyncCore(
-            control.router, self.name, origin, limits, lambda: self.link.urgent(), lambda: self.link.changed()
+            control.router, self.name, urgent=lambda: self.link.urgent(), changed=lambda: self.link.changed()
         )
         self.shared_state = SharedState(
             control.admission.quotas,
@@ -81,7 +79,7 @@ class PeerSync:
             self.shared_state,
             name=self.name,
             origin=origin,
-            limits=LinkLimits(control.settings.limits.response_ids_max, limits.peers_max, shared.replicas_in_common),
+            limits=LinkLimits(control.settings.limits.response_ids_max, replicas_in_common=shared.replicas_in_common),
             seals=self._seals,
             state=control.state if control.settings.snapshot.from_peers else None,
         )

@@ -1,25 +1,31 @@
-"""Clients of the store by its address: one server, servers behind Sentinels, or a cluster.
+"""Client of the store by its address: one server, servers behind Sentinels, or a cluster.
 
-Only this module and redis_store.py import redis-py, which is an optional dependency. No command is retried. Each reply
-is read within limits, from the first one on.
+All keys of a fleet are on one server, which is found when a session begins: by Sentinels, or as the node of a cluster
+that has the fleet's slot. A session ends when another server takes over. Only this module and redis_store.py import
+redis-py, which is an optional dependency. No command is retried.
+
+Replies are parsed by redis-py's own parser, also if hiredis is installed. hiredis allocates a list with as many
+elements as a reply announces, 10^9 in thirteen bytes. The other one takes memory only for bytes that have arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis, Sentinel
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     InvalidResponse,
     MaxConnectionsError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -29,44 +35,13 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from router.peering.frames import FRAME_BYTES_MAX
 from router.peering.name_lookup import resolve_host
-from router.peering.reply_limits import BoundedReader
 from router.peering.session import ODD, StoreFailed
 from router.peering.store_url import StoreAddress, StoreKind
 
-REPLY_BYTES_MAX = FRAME_BYTES_MAX + 4_096  # bytes of one reply, or of a message with its channel
-# Replies within one reply. The reply to XRANGE has 13 for each entry of a page. The reply to COMMAND, which a cluster
-# client sends, has about 12,500 in all. A connection for messages has lists of three.
-ELEMENTS_MAX, MESSAGE_ELEMENTS_MAX = 1 << 15, 8
 # Exceptions of redis-py, and of Python if the store's answer has another shape than the command's.
-BAD_REPLY_ERRORS = (TypeError, ValueError, LookupError, AttributeError)
+BAD_REPLY_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, *BAD_REPLY_ERRORS)
-
-
-class _BoundedParser(_AsyncHiredisParser):
-    """redis-py's parser, limited to replies within bounds (reply_limits.py)."""
-
-    def on_connect(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's
-        """Begin to read this connection."""
-        super().on_connect(connection)  # type: ignore[no-untyped-call]  # redis-py's
-        self._reader = BoundedReader(  # type: ignore[assignment]  # also
-            InvalidResponse,
-            self.parse_error,
-            bytes_max=REPLY_BYTES_MAX,
-            elements_max=ELEMENTS_MAX,
-            nothing=NOT_ENOUGH_DATA,
-        )
-
-
-def message_reader() -> BoundedReader:
-    """Make a reader for a connection for messages."""
-    return BoundedReader(
-        InvalidResponse,
-        _AsyncHiredisParser.parse_error,
-        bytes_max=REPLY_BYTES_MAX,
-        elements_max=MESSAGE_ELEMENTS_MAX,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,63 +86,60 @@ def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str
     return options
 
 
-async def clients(
-    address: StoreAddress, timeout_s: float, tls: TlsFiles, stack: AsyncExitStack
-) -> tuple[Redis | RedisCluster, Redis]:
-    """Return the client for keys and the client for messages, both connected. `stack` closes them. Raises one of
-    FAILURES."""
+async def connect(
+    address: StoreAddress, key: str, timeout_s: float, read_timeout_s: float, tls: TlsFiles, stack: AsyncExitStack
+) -> Redis:
+    """Return a connected client of the server that has this key, with at most `read_timeout_s` for a reply. `stack`
+    closes it. Raises one of FAILURES."""
     options = _options(address, timeout_s, tls)
-    if address.kind is StoreKind.SINGLE:
-        host, port = address.hosts[0]
-        client = _limit_replies(Redis(host=host, port=port, db=address.database, **options))
-        stack.push_async_callback(client.aclose)
-        await client.ping()
-        return client, client
     if address.kind is StoreKind.SENTINEL:
-        kept = {name: value for name, value in options.items() if name not in ("username", "password")}
-        named = {"username": address.sentinel_username or None, "password": address.sentinel_password or None}
-        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=kept | named)  # type: ignore[no-untyped-call]  # redis-py's
+        host, port = await _ask_sentinels(address, options)
+    elif address.kind is StoreKind.CLUSTER:
+        host, port = await _ask_cluster(address, key, options)
+    else:
+        host, port = address.hosts[0]
+    client = _parsed_as_it_arrives(
+        Redis(host=host, port=port, db=address.database, **options | {"socket_timeout": read_timeout_s})
+    )
+    stack.push_async_callback(client.aclose)
+    await client.ping()
+    return client
+
+
+async def _ask_sentinels(address: StoreAddress, options: dict[str, Any]) -> tuple[str, int]:
+    kept = {name: value for name, value in options.items() if name not in ("username", "password")}
+    named = {"username": address.sentinel_username or None, "password": address.sentinel_password or None}
+    sentinel = Sentinel(list(address.hosts), sentinel_kwargs=kept | named)  # type: ignore[no-untyped-call]  # redis-py's
+    for each in sentinel.sentinels:
+        _parsed_as_it_arrives(each)
+    try:
+        host, port = await sentinel.discover_master(address.service)
+    finally:
         for each in sentinel.sentinels:
-            _limit_replies(each)
-            stack.push_async_callback(each.aclose)
-        client = _limit_replies(sentinel.master_for(address.service, db=address.database, **options))
-        stack.push_async_callback(client.aclose)
-        await client.ping()
-        return client, client
+            await each.aclose()
+    return str(host), int(port)
+
+
+async def _ask_cluster(address: StoreAddress, key: str, options: dict[str, Any]) -> tuple[str, int]:
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
     cluster = RedisCluster(startup_nodes=nodes, **options)
     made: Any
     for made in (cluster, cluster.nodes_manager, *cluster.startup_nodes):
-        made.connection_kwargs["parser_class"] = _BoundedParser
-    stack.push_async_callback(_close, cluster)
-    await cluster.initialize()
-    error: Exception = OSError("no node of the cluster answers")
-    for node in cluster.get_primaries():
-        client = _limit_replies(Redis(host=str(node.host), port=int(node.port), **options))
-        stack.push_async_callback(client.aclose)
-        try:
-            await client.ping()
-        except FAILURES as failed:
-            error = failed
-        else:
-            return cluster, client
-    raise error
+        made.connection_kwargs["parser_class"] = _AsyncRESP2Parser
+    try:
+        await cluster.initialize()
+        node = cluster.get_node_from_key(key)
+        if node is None:
+            raise OSError("no node of the cluster has the keys of this fleet")
+        return str(node.host), int(node.port)
+    finally:
+        await cluster.aclose()
 
 
-def _limit_replies(client: Redis) -> Redis:
-    """Limit the replies of a client that has not connected, from the first one on."""
-    pool: Any = client.connection_pool
-    pool.connection_kwargs["parser_class"] = _BoundedParser
+def _parsed_as_it_arrives(client: Redis) -> Redis:
+    """Select the parser of a client that has not connected."""
+    client.connection_pool.connection_kwargs["parser_class"] = _AsyncRESP2Parser
     return client
-
-
-async def _close(cluster: RedisCluster) -> None:
-    """Close a cluster client with its connections. redis-py 8 leaves those to the garbage collector if it had just lost
-    a node, and was about to request the list of nodes again."""
-    await cluster.aclose()
-    for node in cluster.get_nodes():
-        with suppress(*FAILURES):  # a connection that has ended needs no further action
-            await node.disconnect()
 
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -176,6 +148,8 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (NoPermissionError, "denied"),
     (AuthenticationError, "denied"),
     (MaxConnectionsError, "refused"),
+    (MovedError, "unreachable"),
+    (AskError, "unreachable"),
     (InvalidResponse, ODD),
     (ResponseError, "answer"),
 )

@@ -1,8 +1,9 @@
-"""Message of one router to all others, as bytes on the channel.
+"""Message of one router to all others, or its complete state, as bytes in the store.
 
-It begins with a head of fixed size: the version, a number of the router's process, and its own clock. By the head a
-router recognizes its own messages and those of another release without parsing them. Then msgpack follows. It has the
-sender's name, the shared data that is not the core's (rates, evidence, owners), and the core's own message unchanged.
+It begins with a head of fixed size: the version, a number of the router's process, the number of the message, and the
+router's own clock. By the head a router recognizes its own messages, those that it has already read, and those of
+another release without parsing them. Then msgpack follows. It has the sender's name, the shared data that is not the
+core's (rates, evidence), and the core's own message unchanged.
 
 A received message may be old, duplicated, of another release or forged. An unreadable message raises BadFrame, and no
 other exception.
@@ -17,16 +18,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
+VERSION = 3
 FRAME_BYTES_MAX = 5 << 20  # bytes of a message; a longer one is neither sent nor read
-OWNERS_MAX = 512  # owners of stored responses in a message
 TENANTS_MAX = 256  # tenants with rates in a message
 DEAD_MAX = 256  # replicas in a message that were found dead
 REPLICAS_MAX, NUMBER_BYTES = 1_024, 8  # replicas in a message, and bytes of each one's number
 NAME_CHARS_MAX = 253
 WORD_CHARS_MAX = 1_024  # characters of any other string in a received message
 Word = Annotated[str, Meta(max_length=WORD_CHARS_MAX)]
-_HEAD = struct.Struct("!BQd")
+_HEAD = struct.Struct("!BQQd")
 HEAD_BYTES = _HEAD.size
 
 
@@ -45,31 +45,40 @@ class TenantUsage(msgspec.Struct, array_like=True, frozen=True):
     tokens_left: float | None = None
 
 
+class StateMark(msgspec.Struct, array_like=True, frozen=True):
+    """Place of a state among the messages of its router: it includes those up to this id."""
+
+    ms: Annotated[int, Meta(ge=0)]
+    number: Annotated[int, Meta(ge=0)]
+    store_s: float
+    """The store's clock when the state was encoded."""
+
+
 class PeerFrame(msgspec.Struct, array_like=True, kw_only=True):
-    """One message, after its head."""
+    """One message or state, after its head."""
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
-    begun: bool = False
-    """True if the router has just begun to listen, so that others should publish everything at once."""
     leaving: bool = False
     """True if the router ends, and this is its last message."""
     spent: Annotated[list[TenantUsage], Meta(max_length=TENANTS_MAX)] = msgspec.field(default_factory=list)
     dead: Annotated[list[Word], Meta(max_length=DEAD_MAX)] = msgspec.field(default_factory=list)
     """Replicas that this router has found dead by its own requests."""
-    owners: Annotated[list[tuple[Word, Word, Word]], Meta(max_length=OWNERS_MAX)] = msgspec.field(default_factory=list)
-    """Owners of stored responses, each as `ResponseOwnerEntry` has it."""
     core: bytes = b""
-    """The core's message; empty if it has none."""
-    asks: tuple[str, int] | None = None
-    """Name of the router from which this one requests its state, and the number of parcels that it has taken."""
+    """The core's message or state; empty if it has none."""
+    asks: Word = ""
+    """Name of the router from which this one requests its snapshot."""
     replicas: Annotated[bytes, Meta(max_length=REPLICAS_MAX * NUMBER_BYTES)] = b""
     """Numbers of the router's replicas (peers.py), little-endian; in some messages only, b"" in the others."""
+    state: StateMark | None = None
+    """None in a message."""
 
 
 class FrameHead(msgspec.Struct, frozen=True):
-    """Head of a message: its sender, and the time in seconds by the sender's clock."""
+    """Head of a message: its sender, the number of messages of that process up to this one, and the time in seconds by
+    the sender's clock. The head of a state is that of the last message that it includes."""
 
     origin: int
+    seq: int
     at_s: float
 
 
@@ -77,9 +86,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PeerFrame).decode
 
 
-def pack_frame(frame: PeerFrame, origin: int, now_s: float) -> bytes:
+def pack_frame(frame: PeerFrame, origin: int, seq: int, now_s: float) -> bytes:
     """Encode a message."""
-    return _HEAD.pack(VERSION, origin, now_s) + _encode(frame)
+    return _HEAD.pack(VERSION, origin, seq, now_s) + _encode(frame)
 
 
 def head_of(message: bytes) -> FrameHead | None:
@@ -90,10 +99,10 @@ def head_of(message: bytes) -> FrameHead | None:
         return None
     if not HEAD_BYTES < len(message) <= FRAME_BYTES_MAX:
         raise BadFrame(f"a message of {len(message)} bytes")
-    _, origin, at_s = _HEAD.unpack_from(message)
+    _, origin, seq, at_s = _HEAD.unpack_from(message)
     if not math.isfinite(at_s):
         raise BadFrame("an invalid time")
-    return FrameHead(origin, at_s)
+    return FrameHead(origin, seq, at_s)
 
 
 def frame_of(message: bytes) -> PeerFrame:
@@ -108,6 +117,8 @@ def frame_of(message: bytes) -> PeerFrame:
         raise BadFrame("a duplicate tenant")  # the limit of a tenant's usage applies to each entry
     if len(frame.replicas) % NUMBER_BYTES:
         raise BadFrame("invalid numbers of replicas")
+    if frame.state is not None and not math.isfinite(frame.state.store_s):
+        raise BadFrame("an invalid time of a state")
     return frame
 
 

@@ -1,8 +1,8 @@
-"""Interfaces of the components that the link serves: the core, the other shared data, and a router's state."""
+"""Interfaces of the components that the link serves: the core, the other shared data, and a router's snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Protocol
 
 from router.peering.frames import PeerFrame
@@ -15,11 +15,24 @@ class CoreSync(Protocol):
     def say(self, now_s: float) -> bytes | None:
         """Return the core's next message; None if none is due yet."""
 
-    def hear(self, message: bytes, now_s: float) -> None:
-        """Process a message of another router's core. Raises ValueError."""
+    def state(self, now_s: float) -> bytes:
+        """Return the core's complete state."""
+
+    def begin(self, name: str) -> None:
+        """Add a router of which the first message arrives."""
+
+    def hear(self, name: str, message: bytes, clock_s: float, now_s: float) -> None:
+        """Process a message of another router's core. `clock_s` is the time at which that router's clock was 0. Raises
+        ValueError."""
+
+    def restore(self, name: str, state: bytes, clock_s: float, now_s: float) -> Iterator[None]:
+        """Process the state of another router's core, in short steps. Raises ValueError."""
+
+    def forget(self, name: str, now_s: float) -> None:
+        """Forget a router that is silent or has left."""
 
     def tick(self, now_s: float) -> None:
-        """Forget routers that are silent."""
+        """Continue with long work."""
 
     def on_disconnected(self, now_s: float) -> None:
         """Forget all other routers now."""
@@ -34,8 +47,8 @@ class SharedStateSync(Protocol):
     def replicas(self) -> frozenset[int]:
         """Return the numbers of this router's replicas, by which its fleet is known (peers.py)."""
 
-    def hear(self, origin: int, frame: PeerFrame, *, leaving: bool) -> None:
-        """Process a message of another router."""
+    def hear(self, origin: int, frame: PeerFrame) -> None:
+        """Process a message or the state of another router."""
 
     def load_owners(self, owners: Sequence[ResponseOwnerEntry]) -> None:
         """Process owners of stored responses that were read from the store."""
@@ -60,17 +73,17 @@ class SharedStateSync(Protocol):
 
 
 class SnapshotSource(Protocol):
-    """State of a router, for one that starts."""
+    """Snapshot of a router's knowledge, for one that starts."""
 
     @property
     def needs_snapshot(self) -> bool:
-        """True if this router has just started, and still needs the state of another one."""
+        """True if this router has just started, and still needs the snapshot of another one."""
 
     def set_expected(self, *, more: bool) -> None:
-        """Record that this state may still arrive; with `more` False, that it will not."""
+        """Record that a snapshot may still arrive; with `more` False, that it will not."""
 
     def pieces(self) -> AsyncGenerator[bytes, None]:
         """Encode all knowledge of this router."""
 
     async def import_chunks(self, pieces: list[bytes], router: str) -> bool:
-        """Process the state of another router. Returns True if it can be read."""
+        """Process the snapshot of another router. Returns True if it can be read."""

@@ -1,4 +1,4 @@
-"""Proof that a message, an entry or a parcel in the store is from a router that knows the fleet's secret.
+"""Proof that a message, a state, an entry or a parcel in the store is from a router that knows the fleet's secret.
 
 The secret is `auth.secret`. Without it, the secret is derived from the digests of all API keys: every router of a fleet
 has them, and a tenant knows those of its own keys only. A fleet without keys and without a secret trusts its store.
@@ -13,8 +13,8 @@ The key of each HMAC is derived from a secret, the name of the fleet, and the pu
 purpose is invalid in another. While a secret is exchanged, router by router, there are two. Each message then has a
 mark by both, and one known mark is enough.
 
-A replayed message is older than the last one of its process. A router that has just started does not know that process.
-For an unknown process the wall clock decides: FRESH_S is longer than clocks of one fleet should differ.
+A replayed message has a lower number than the last one of its process. A router that has just started does not know
+that process. For an unknown process the wall clock decides: FRESH_S is longer than clocks of one fleet should differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRETS_MAX = 4  # secrets in force at once
 MARK_BYTES = 16
 VERSION = 2
 _VERSION = bytes((VERSION,))
-MESSAGE, OWNER, PARCEL = PURPOSES = "message", "owner", "parcel"
+MESSAGE, STATE, OWNER, PARCEL = PURPOSES = "message", "state", "owner", "parcel"
 _HASH = "sha256"
 _WALL = struct.Struct("!d")
 
@@ -101,19 +101,19 @@ class Seals:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def seal(self, message: bytes, wall_s: float) -> bytes:
+    def seal(self, purpose: str, message: bytes, wall_s: float) -> bytes:
         """Return the message in its envelope; unchanged without a secret."""
-        if not self._keys[MESSAGE]:
+        if not self._keys[purpose]:
             return message
         inner = _WALL.pack(wall_s) + message
-        marks = self.mark(MESSAGE, inner)
+        marks = self.mark(purpose, inner)
         return b"%c%c%b%b" % (VERSION, len(marks) // MARK_BYTES, marks, inner)
 
-    def unseal(self, message: bytes) -> tuple[bytes, float | None]:
+    def unseal(self, purpose: str, message: bytes) -> tuple[bytes, float | None]:
         """Return (the message, its sender's wall clock) of an envelope. The clock is None without a secret. Raises
         NotSealed."""
         in_envelope = message[:1] == _VERSION
-        if not self._keys[MESSAGE]:
+        if not self._keys[purpose]:
             if in_envelope:
                 raise NotSealed("it is signed, but this router has no secret or API keys")
             return message, None
@@ -123,7 +123,7 @@ class Seals:
         if len(message) < begin + _WALL.size:
             raise NotSealed("its signature is truncated")
         inner = message[begin:]
-        if not self.holds(MESSAGE, inner, message[2:begin]):
+        if not self.holds(purpose, inner, message[2:begin]):
             raise NotSealed("its signature is from another secret")
         return inner[_WALL.size :], _WALL.unpack_from(inner)[0]
 

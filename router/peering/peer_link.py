@@ -1,13 +1,15 @@
 """Link between this router and others, through the store, in the background.
 
-The data of the core and of the store side is published as one message to all (publisher.py), and messages of other
-routers are received (message_receiver.py). A task keeps owners of stored responses in the store (persistence.py). All
-of it belongs to a session, which ends at its first failure. The next session is opened at once, then every RETRY_S. No
-request waits for any of it: the link stores data from requests in memory, and answers requests from memory.
+The data of the core and of the store side is added to one stream of messages (publisher.py), and the messages of other
+routers are read from it in their order (message_receiver.py). If messages of a router are missing, because it was there
+before this one or because the store has lost them, its complete state is read, and then its messages after that state.
+A task keeps owners of stored responses in the store (persistence.py). All of it belongs to a session, which ends at its
+first failure. The next session is opened at once, then every RETRY_S. No request waits for any of it: the link stores
+data from requests in memory, and answers requests from memory.
 
-A router also receives its own messages. While it does, others can receive from it and it can receive from others: the
-link is whole. If it has received none for ECHO_TIMEOUT_S, in any state of the store, it is alone. It logs that once,
-and continues with its own knowledge.
+A router also reads its own messages. While it does, others can receive from it and it can receive from others: the link
+is whole. If it has read none for ECHO_TIMEOUT_S, in any state of the store, it is alone. It logs that once, and
+continues with its own knowledge.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from router.peering.frames import BadFrame, PeerFrame, pack_frame
+from router.eventloop import CooperativeBudget
+from router.peering.frames import BadFrame
 from router.peering.interfaces import CoreSync, SharedStateSync, SnapshotSource
 from router.peering.message_auth import Seals
-from router.peering.message_receiver import PeerSubscriber
+from router.peering.message_receiver import PeerReceiver
 from router.peering.peers import PeerRegistry
 from router.peering.persistence import Keeping
 from router.peering.publisher import PeerPublisher
-from router.peering.session import ODD, Open, Session, StoreFailed
+from router.peering.session import ODD, REFUSALS, ZERO_ID, Open, Session, StoreFailed, StreamId
 from router.peering.snapshot_transfer import SnapshotTransfer
+from router.peering.store_clock import StoreClock
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ ECHO_TIMEOUT_S = 0.75  # longest time without a received own message; then this 
 WATCH_S = 0.1  # interval of the checks if the link is whole
 RETRY_S = 0.1  # between two attempts to open a session
 RETRY_ODD_S = 5.0  # longest such time if the peer does not speak the Redis protocol: it may try to cause load
+READ_GAP_S = 0.005  # shortest time between two reads: messages that arrive within this time are read at once
+RESTORE_GAP_S = 0.5  # shortest time between two reads of the states of routers of which messages are missing
 TICK_S = 1.0  # between two calls of SharedStateSync.tick
 CLOSE_S = 0.3  # longest time for the goodbye
 
@@ -74,25 +81,25 @@ class PeerChannel:
         """
         self.name, self.origin = name, origin
         self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
-        self._seals, self._wall = seals, wall
         self.connected = False
         self.why = "not connected yet"  # the reason why it is not whole
         self._said_alone = False  # True once this is logged, since the link was last whole
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # counts by kind
         self.delay_s: float | None = None  # time between sending and receiving the last own message
+        self.refusal = ""  # the store's error text if it answers and refuses
+        store_clock = StoreClock()
         self._peers = PeerRegistry(name, origin, limits.peers_max, in_common=limits.replicas_in_common)
-        self._hearing = PeerSubscriber(self._peers, core, side, self.counts, origin, seals, wall)
+        self._hearing = PeerReceiver(self._peers, core, side, self.counts, origin, seals, store_clock, wall)
         self._saying = PeerPublisher(
             core,
             side,
-            self._hearing,
             self.counts,
             name=name,
             origin=origin,
-            owners_max=limits.owners_max,
             routers=lambda: self.routers,
             clock=clock,
+            store_clock=store_clock,
             seals=seals,
             wall=wall,
         )
@@ -100,7 +107,6 @@ class PeerChannel:
         self.urgent, self.changed = self._saying.urgent, self._saying.on_changed
         self._handing: SnapshotTransfer | None = None
         if state is not None:
-            wake = self._saying.schedule
             self._handing = SnapshotTransfer(
                 state,
                 self._peers,
@@ -108,10 +114,10 @@ class PeerChannel:
                 origin=origin,
                 seals=seals,
                 whole=lambda: self.connected,
-                wake=wake,
+                ask=self._saying.ask,
                 clock=clock,
             )
-            self._hearing.handing = self._saying.handing = self._handing
+            self._hearing.handing = self._handing
         self._keeping = Keeping(
             side,
             self._hearing,
@@ -119,15 +125,17 @@ class PeerChannel:
             name=name,
             origin=origin,
             owners_max=limits.owners_max,
+            state=self._saying.state,
             counts=self.counts,
-            failures=self.failures,
             clock=clock,
         )
+        # Ids of the last message and of the last owner that were read.
+        self._messages_at, self._owners_at = ZERO_ID, ZERO_ID
+        self._restored_s = float("-inf")  # time at which states were read
         # Time in which this router's loop has run, in seconds. If the loop blocks for a second, own messages are not
         # late but unread.
         self._awake_s = 0.0
         self._echo_s = float("-inf")  # the same time at the last received own message
-        self._whole_s: float | None = None  # last time at which the link was whole
         self._session: Session | None = None
         self._elsewhere = asyncio.Event()  # set to end the session, because the next one is with another store
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,10 +143,8 @@ class PeerChannel:
     # -- events from the path of requests ----------------------------------------------------------------------------
 
     def publish_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
-        """Publish the owner of a new stored response at once, and write it to the store soon."""
-        made = (response_id, replica, tenant)
-        self._keeping.queue_owner(made)
-        self._saying.publish_response_owner(made)
+        """Write the owner of a new stored response to the store at once, where all routers read it."""
+        self._keeping.queue_owner((response_id, replica, tenant))
 
     # -- status ------------------------------------------------------------------------------------------------------
 
@@ -146,11 +152,6 @@ class PeerChannel:
     def routers(self) -> int:
         """Number of active routers, this one included."""
         return 1 + self._peers.heard
-
-    @property
-    def refusal(self) -> str:
-        """The store's error text if it answers and refuses writes, else ""."""
-        return self._keeping.refusal
 
     def peers(self) -> list[tuple[str, float]]:
         """Return the name of each other active router, and the seconds since its last message."""
@@ -179,12 +180,10 @@ class PeerChannel:
     async def close(self) -> None:
         """Notify others that this router leaves, if that takes no time, and end."""
         session = self._session
-        self._saying.leave()
         if session is not None and self.connected:
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    goodbye = pack_frame(PeerFrame(name=self.name, leaving=True), self.origin, self._clock())
-                    session.publish(self._seals.seal(goodbye, self._wall()))
+                    await self._saying.leave(session)
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
                 text = "other routers could not be notified that this router stops"
@@ -198,7 +197,7 @@ class PeerChannel:
             began_s = self._clock()
             if self._elsewhere.is_set():
                 self._elsewhere.clear()
-                self._whole_s = None  # another store is read from its beginning
+                self._messages_at = self._owners_at = ZERO_ID  # another store is read from its beginning
             try:
                 async with self._open() as session:
                     self._session = session
@@ -215,10 +214,11 @@ class PeerChannel:
 
     async def _serve(self, session: Session) -> None:
         """Publish, receive and keep, until one of them fails or the store has moved. Raises StoreFailed."""
+        await self._begin(session)
         works = [
-            session.listen(self._on_message),
+            self._follow(session),
             self._saying.run(session),
-            self._keeping.keep(session, self._whole_s),
+            self._keeping.keep(session),
             self._watch_own_echo(),
             self._wait_for_reconfigure(),
         ]
@@ -230,6 +230,51 @@ class PeerChannel:
             done.pop().result()
         finally:
             await _cancel_tasks(tasks, CLOSE_S / 10)
+
+    async def _begin(self, session: Session) -> None:
+        """Find the place from which messages are read: where the last session ended, or after the states of the others
+        and before this router's own first message. Raises StoreFailed."""
+        own = await self._saying.begin(session)
+        await self._keeping.put_state(session)
+        if own <= self._messages_at:  # another store, or one that has lost its data and has an earlier clock
+            self._messages_at = ZERO_ID
+        if own <= self._owners_at:
+            self._owners_at = ZERO_ID
+        if self._messages_at == ZERO_ID or not self._peers.any_whole():
+            self._messages_at = own[0] - 1, own[1]
+        await self._restore(session)
+
+    async def _follow(self, session: Session) -> None:
+        """Read messages and owners. Raises StoreFailed."""
+        pace = CooperativeBudget()
+        while True:
+            began_s = self._clock()
+            page = await session.read(self._messages_at, self._owners_at)
+            pace.begin()
+            for id_, message in page.messages:
+                self._on_message(id_, message)
+                await pace.step()
+            if page.owners:
+                self._keeping.take_owners(page.owners)
+            self._messages_at, self._owners_at = page.messages_at, page.owners_at
+            if self._peers.is_incomplete() and self._clock() - self._restored_s >= RESTORE_GAP_S:
+                await self._restore(session)
+            await asyncio.sleep(max(0.0, READ_GAP_S - (self._clock() - began_s)))
+
+    async def _restore(self, session: Session) -> None:
+        """Read the states of all routers, and apply those of which messages are missing. Their messages after the state
+        are read next, some of them again. Raises StoreFailed."""
+        pace = CooperativeBudget()
+        async with aclosing(session.states()) as states:
+            async for state in states:
+                pace.begin()
+                try:
+                    for at in self._hearing.restore(state, self._clock()):
+                        self._messages_at = min(at, self._messages_at)
+                        await pace.step()
+                except BadFrame as error:
+                    self._on_bad_message(error)
+        self._restored_s = self._clock()
 
     async def _watch_own_echo(self) -> None:
         """Fail if own messages are not received: one of the two directions is cut. Raises StoreFailed."""
@@ -244,6 +289,7 @@ class PeerChannel:
     def _record_failure(self, failed: StoreFailed) -> None:
         self.failures[failed.kind] += 1
         self.why = f"{failed.kind}: {failed.text}"
+        self.refusal = self.why if failed.kind in REFUSALS else ""
 
     async def _watch(self) -> None:
         """Detect that the link becomes whole or is no longer whole, and forget silent routers."""
@@ -260,9 +306,9 @@ class PeerChannel:
             elif not self.connected and not self._said_alone and self._awake_s >= ECHO_TIMEOUT_S:
                 self._became_alone(now_s)  # the store could not be used from the start
             for origin in self._peers.expire_silent(now_s):
-                self._hearing.silent(origin, left=False)
+                self._hearing.silent(origin, self._peers.name_of(origin), now_s, left=False)
             self._peers.serve(self._side.replicas())
-            self._hearing.forget_strangers()
+            self._hearing.forget_lost(now_s)
             self._core.tick(now_s)
             if now_s - ticked_s >= TICK_S:
                 ticked_s = now_s
@@ -270,6 +316,7 @@ class PeerChannel:
 
     def _became_alone(self, now_s: float) -> None:
         self._said_alone = True
+        self._peers.set_incomplete()
         self._core.on_disconnected(now_s)
         self._side.on_disconnected()
         why = self.why or "this router does not receive its own messages"
@@ -289,30 +336,29 @@ class PeerChannel:
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
-    def _on_message(self, message: bytes) -> None:
+    def _on_message(self, id_: StreamId, message: bytes) -> None:
         now_s = self._clock()
         self.counts["heard"] += 1
         self.counts["heard_bytes"] += len(message)
         try:
-            own_s = self._hearing.hear(message, now_s)
+            own_s = self._hearing.hear(id_, message, now_s)
         except BadFrame as error:
-            self.counts["bad"] += 1
-            if self.counts["bad"] == 1:
-                what = {"why": str(error), "next": "check for other writers to the store's channel"}
-                log.warning(
-                    "a message that is not from a router was received",
-                    extra={"event": "sharing_bad_message", "fields": what},
-                )
+            self._on_bad_message(error)
             return
         if own_s is not None:
             self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
-            self._whole_s = now_s
-            self._saying.on_own_echo(own_s)
-            self.why = ""
+            self.why = self.refusal = ""
             if not self.connected:
                 self._became_whole()
-        else:
-            self._saying.flush_requested()
+
+    def _on_bad_message(self, error: BadFrame) -> None:
+        self.counts["bad"] += 1
+        if self.counts["bad"] == 1:
+            what = {"why": str(error), "next": "check for other writers to the store's streams"}
+            log.warning(
+                "a message that is not from a router was received",
+                extra={"event": "sharing_bad_message", "fields": what},
+            )
 
 
 async def _cancel_tasks(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:

@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 from sys import byteorder
 
 from router.peering.frames import REPLICAS_MAX
@@ -22,14 +23,24 @@ from router.peering.message_auth import FRESH_S
 log = logging.getLogger(__name__)
 
 SILENT_S = 1.0  # a router that was silent for this time is no longer active
-PAST_MAX = 1_024  # processes that are gone, of which the last message's time is kept
+PAST_MAX = 1_024  # processes that are gone, of which the number of the last message is kept
+
+
+class Arrival(Enum):
+    """Relation of a message to the others of its process."""
+
+    IGNORED = "ignored"  # it was read before, or its process does not count
+    FIRST = "first"  # the first message of its process
+    NEXT = "next"  # nothing is missing before it
+    GAP = "gap"  # messages are missing before it, so that the state of its router must be read
 
 
 @dataclass(slots=True)
 class _Peer:
     name: str
-    at_s: float  # the time in its last message, by its own clock
+    seq: int  # number of its last message
     heard_s: float
+    whole: bool  # True if all its messages were read, or its state and all messages since
     silent: bool = False
     replicas: frozenset[int] = frozenset()  # numbers of its replicas; empty until they are known
     sibling: bool = False  # True if any of its replicas was also this router's, at any time
@@ -43,9 +54,11 @@ class PeerRegistry:
         """With `in_common`, a router is of this fleet only if it has a replica in common."""
         self._name, self._origin, self._peers_max, self._in_common = name, origin, peers_max, in_common
         self._peers: dict[int, _Peer] = {}
-        self._past: dict[int, float] = {}  # time of the last message of processes that are gone, by their clocks
+        self._past: dict[int, int] = {}  # number of the last message of processes that are gone
         self._replicas: frozenset[int] = frozenset()  # numbers of this router's replicas
-        self._newly: list[int] = []  # strangers that were found since the last call of `found_strangers`
+        self._lost: list[
+            tuple[int, str]
+        ] = []  # processes that do not count any more, since the last call of `take_lost`
         self._of: dict[str, int] = {}  # router name -> number of its process
         self._full = self._namesake = self._met = False  # True once that is logged
         self._namesake_s = math.inf  # time of the first message of an older process with this router's name
@@ -83,45 +96,102 @@ class PeerRegistry:
         """True if this process has sent a message, and has not left."""
         return origin in self._peers
 
-    def detect_replay(self, origin: int, at_s: float, apart_s: float) -> str:
-        """Return the reason why an authenticated message is a replay; "" if it is not. It is a replay if it is no later
-        than the last one of its process. It is also a replay if its process is not active, and its wall clock is more
+    def name_of(self, origin: int) -> str:
+        """Return the name of a known process."""
+        return self._peers[origin].name
+
+    def is_old(self, origin: int, seq: int) -> bool:
+        """True if this message of a process, or a later one, was read while the process is active."""
+        peer = self._peers.get(origin)
+        return peer is not None and not peer.silent and seq <= peer.seq
+
+    def detect_replay(self, origin: int, seq: int, apart_s: float) -> str:
+        """Return the reason why an authenticated message is a replay; "" if it is not. It is a replay if it comes
+        before the last one of its process. It is also a replay if its process is not active, and its wall clock is more
         than FRESH_S from this router's. `apart_s` is that difference."""
         peer = self._peers.get(origin)
-        last_s = peer.at_s if peer is not None else self._past.get(origin)
-        if last_s is not None and at_s <= last_s:
-            return "it or a later one was already received"
+        last = peer.seq if peer is not None else self._past.get(origin)
+        if last is not None and seq < last:
+            return "a later one was already received"
         if (peer is None or peer.silent) and not apart_s <= FRESH_S:
             return f"its clock and this router's clock are {apart_s:.0f} s apart"
         return ""
 
-    def note_message(self, origin: int, name: str, at_s: float, now_s: float) -> int | None:
-        """Record a message. Returns the number of another process of its name that this one replaces, or 0. Returns
-        None if the message must be ignored: it is older than the last one, or there are too many routers.
+    def note_message(self, origin: int, name: str, seq: int, now_s: float) -> Arrival:
+        """Record a message.
 
-        The number of a process decides its age, and the time of a message decides that of the message. Both rules hold
-        while the newer one is active. They are suspended once it is silent: clocks are set back, and a message may have
-        been forged.
+        The number of a process decides its age, and the number of a message decides that of the message. Both rules
+        hold while the newer one is active. They are suspended once it is silent: clocks are set back, and a message may
+        have been forged.
         """
         peer = self._peers.get(origin)
-        if peer is not None:
-            if at_s < peer.at_s and not peer.silent:
-                return None
-            peer.at_s, peer.heard_s, peer.silent = at_s, now_s, False
-            return 0
+        if peer is None:
+            if origin in self._past and seq <= self._past[origin]:
+                return Arrival.IGNORED
+            if not self._admit(origin, name, now_s):
+                return Arrival.IGNORED
+            self._peers[origin] = _Peer(name, seq, now_s, whole=seq == 1)
+            return Arrival.FIRST if seq == 1 else Arrival.GAP
+        if seq == peer.seq or (seq < peer.seq and not peer.silent):
+            return Arrival.IGNORED
+        peer.whole = peer.whole and not peer.silent and seq == peer.seq + 1
+        peer.seq, peer.heard_s, peer.silent = seq, now_s, False
+        return Arrival.NEXT if peer.whole else Arrival.GAP
+
+    def needs_state(self, origin: int, seq: int) -> bool:
+        """True if the state of a process after this message is of use."""
+        peer = self._peers.get(origin)
+        if peer is None:
+            return seq > self._past.get(origin, -1)
+        return not (peer.whole or (peer.silent and seq <= peer.seq))
+
+    def note_state(self, origin: int, name: str, seq: int, now_s: float) -> bool:
+        """Record the state of a process after this message. Returns False if the process does not count."""
+        peer = self._peers.get(origin)
+        if peer is None:
+            if not self._admit(origin, name, now_s):
+                return False
+            peer = self._peers[origin] = _Peer(name, seq, now_s, whole=True)
+        peer.seq, peer.heard_s, peer.silent, peer.whole = seq, now_s, False, not peer.stranger
+        return True
+
+    def is_incomplete(self) -> bool:
+        """True if messages of an active router of this fleet are missing."""
+        return any(not (peer.whole or peer.silent or peer.stranger) for peer in self._peers.values())
+
+    def any_whole(self) -> bool:
+        """True if reading may continue where it ended, because nothing of some router is missing up to there."""
+        return any(peer.whole and not peer.silent for peer in self._peers.values())
+
+    def set_incomplete(self) -> None:
+        """Record that the messages of all routers so far are of no use, because the link was not whole."""
+        for peer in self._peers.values():
+            peer.whole = False
+
+    def _admit(self, origin: int, name: str, now_s: float) -> bool:
+        """Make room for a new process. An earlier one of its name is replaced."""
         if name == self._name:
             self._heard_namesake(origin, now_s)
-            return None
+            return False
         earlier = self._of.get(name, 0)
         if earlier > origin and not self._peers[earlier].silent:
-            return None  # the last messages of a process that was replaced
+            return False  # the last messages of a process that was replaced
         if earlier:
-            self._drop_peer(earlier)
+            self._lose(earlier)
         elif len(self._peers) >= self._peers_max and not self._room():
-            return None
-        self._peers[origin] = _Peer(name, at_s, now_s)
+            return False
         self._of[name] = origin
-        return earlier
+        return True
+
+    def _lose(self, origin: int) -> None:
+        self._lost.append((origin, self._peers[origin].name))
+        self.remove_peer(origin)
+
+    def take_lost(self) -> list[tuple[int, str]]:
+        """Return (number, name) of the processes that do not count any more since the last call: they were replaced, or
+        are of another fleet."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def _heard_namesake(self, origin: int, now_s: float) -> None:
         """Log once that another process has this router's name. An older process may only have been replaced: its last
@@ -137,7 +207,7 @@ class PeerRegistry:
         """Remove a silent router to free a place. Logs once that no place is free."""
         for origin, peer in self._peers.items():
             if peer.silent:
-                self.remove_peer(origin)
+                self._lose(origin)
                 return True
         if not self._full:
             self._full = True
@@ -147,15 +217,13 @@ class PeerRegistry:
         return False
 
     def remove_peer(self, origin: int) -> None:
-        """Remove a router that announced that it leaves."""
-        if origin in self._peers:
-            self._drop_peer(origin)
-
-    def _drop_peer(self, origin: int) -> None:
-        peer = self._peers.pop(origin)
+        """Remove a router that has left."""
+        peer = self._peers.pop(origin, None)
+        if peer is None:
+            return
         if self._of.get(peer.name) == origin:
             del self._of[peer.name]
-        self._past[origin] = peer.at_s
+        self._past[origin] = peer.seq
         if len(self._past) > PAST_MAX:
             del self._past[next(iter(self._past))]
 
@@ -194,11 +262,6 @@ class PeerRegistry:
         peer = self._peers.get(origin)
         return peer is not None and peer.stranger
 
-    def found_strangers(self) -> list[int]:
-        """Return the numbers of the processes that were found to be of another fleet since the last call."""
-        newly, self._newly = self._newly, []
-        return newly
-
     def _judge(self, origin: int, peer: _Peer) -> None:
         if not self._in_common or peer.sibling or not (peer.replicas and self._replicas):
             return
@@ -206,8 +269,8 @@ class PeerRegistry:
         if peer.sibling:
             peer.stranger = False
         elif not peer.stranger:
-            peer.stranger = True
-            self._newly.append(origin)
+            peer.stranger, peer.whole = True, False
+            self._lost.append((origin, peer.name))
             self._meet(peer)
 
     def _meet(self, peer: _Peer) -> None:

@@ -1,36 +1,26 @@
-"""Data of one router in the store: its presence, and the owners of the stored responses that it made.
+"""Data of one router in the store: its state, and the owners of the stored responses that it made.
 
-A refused write is tried again and logged once. Data that the store has lost is written again. Each router first writes
-the owners that it made. A little later it writes those of other routers that are still missing, because their routers
-may be gone. An entry has a mark (message_auth.py): entries of other routers count if their mark is valid.
+Owners that the store has lost are written again. Each router first writes the owners that it made. A little later it
+writes those of other routers that are still missing, because their routers may be gone. An entry has a mark
+(message_auth.py): entries of other routers count if their mark is valid.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from router.peering.message_auth import OWNER, Seals, owner_bytes
-from router.peering.session import REFUSALS, Entry, ResponseOwnerEntry, Session, StoreFailed
+from router.peering.message_receiver import STATE_EVERY_S
+from router.peering.session import ZERO_ID, Entry, ResponseOwnerEntry, Session
 
-log = logging.getLogger(__name__)
-
-PERSIST_INTERVAL_S = 1.0  # between two writes of this router's presence
-PRESENCE_S = 5.0  # lifetime of presence in the store
-OVERLAP_MS = 5_000  # owners are read again from this time before the last whole moment
+STATE_LIFE_S = 5.0  # lifetime of a state in the store
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
 REWRITE_S = 30.0  # shortest time between two writes of all that the store has lost
-# Time after a session's beginning at which owners are read a second time. Another router may have sent an owner's
-# message before this router listened, and written the entry since.
-SECOND_READ_S = PERSIST_INTERVAL_S
-READ_EVERY_S = REWRITE_S  # between two later reads: lost data may be written again at any time
-FILL_S, FILL_TURNS = (
-    2 * PERSIST_INTERVAL_S,
-    4,
-)  # others' owners are written this time after the own ones, in turns of PERSIST_INTERVAL_S
+# Others' owners are written this time after the own ones, in turns of STATE_EVERY_S.
+FILL_S, FILL_TURNS = 2 * STATE_EVERY_S, 4
 FILL_SLICE = 256  # owners that are examined without a pause
 
 
@@ -66,15 +56,14 @@ class Keeping:
         name: str,
         origin: int,
         owners_max: int,
+        state: Callable[[], bytes],
         counts: Counter[str],
-        failures: Counter[str],
         clock: Callable[[], float],
     ) -> None:
-        """`counts` and `failures` are the link's."""
-        self._owners, self._refusals, self._seals = owners, refusals, seals
+        """`state` encodes this router's state. `counts` are the link's."""
+        self._owners, self._refusals, self._seals, self._state = owners, refusals, seals, state
         self._name, self._origin, self._owners_max, self._clock = name, origin, owners_max, clock
-        self._counts, self._failures = counts, failures
-        self.refusal = ""  # the store's error text if it answers and refuses writes
+        self._counts = counts
         self._unwritten: deque[ResponseOwnerEntry] = deque(maxlen=owners_max)  # owners that are not in the store yet
         self._made: deque[ResponseOwnerEntry] = deque(maxlen=owners_max)  # all owners that this router has published
         self._lost = False  # True if the store has lost data of this router
@@ -94,77 +83,61 @@ class Keeping:
         self._unwritten.extend(self._made)
         self._write.set()
 
-    async def keep(self, session: Session, last_s: float | None) -> None:
-        """Maintain this router's data in the store, until cancelled. `last_s` is the time of the last message from
-        other routers. Raises StoreFailed if the store does not answer."""
-        due_s, reads = self._clock(), 0
-        while True:
-            try:
-                if (now_s := self._clock()) >= due_s:
-                    await self._read(session, last_s)
-                    last_s, due_s, reads = now_s, now_s + (READ_EVERY_S if reads else SECOND_READ_S), reads + 1
-                if now_s >= self._fill_s:
-                    await self._fill(session)
-                    self._fill_s = float("inf")
-                await self._write_pending(session)
-            except StoreFailed as failed:
-                if failed.kind not in REFUSALS:
-                    raise
-                self._on_write_refused(failed)
-            else:
-                self._on_write_accepted()
-            await self._next_write()
-
-    async def _next_write(self) -> None:
-        """Wait for the next write: an owner or the next presence. After a refusal, wait for half of
-        PERSIST_INTERVAL_S."""
-        if self.refusal:
-            await asyncio.sleep(PERSIST_INTERVAL_S / 2)
-            return
-        self._write.clear()
-        if not self._unwritten:
-            try:
-                async with asyncio.timeout(PERSIST_INTERVAL_S):
-                    await self._write.wait()
-            except TimeoutError:
-                pass
-
-    async def _write_pending(self, session: Session) -> None:
-        """Write presence and the queued owners, and earlier owners again if the store has lost them."""
-        there = await session.set_presence(self._name, b"%d" % self._origin, PRESENCE_S)
-        self._lost = self._lost or (self._present and not there)
+    async def put_state(self, session: Session) -> None:
+        """Write this router's state, and note if the store has lost the one before. Raises StoreFailed."""
+        new = await session.put_state(self._name, self._state(), STATE_LIFE_S)
+        self._lost = self._lost or (self._present and new)
         self._present, now_s = True, self._clock()
         if self._lost and now_s - self._rewritten_s >= REWRITE_S:
             self._lost, self._rewritten_s = False, now_s
             self._unwritten.clear()
             self._unwritten.extend(self._made)
-            self._fill_s = now_s + FILL_S + self._origin % FILL_TURNS * PERSIST_INTERVAL_S
+            self._fill_s = now_s + FILL_S + self._origin % FILL_TURNS * STATE_EVERY_S
+
+    async def keep(self, session: Session) -> None:
+        """Maintain this router's data in the store, until cancelled. Raises StoreFailed."""
+        due_s = self._clock() + STATE_EVERY_S
+        while True:
+            self._write.clear()
+            await self._write_owners(session)
+            if (now_s := self._clock()) >= due_s:
+                due_s = now_s + STATE_EVERY_S
+                await self.put_state(session)
+            if now_s >= self._fill_s:
+                self._fill_s = float("inf")
+                await self._fill(session)
+            if not self._unwritten:
+                try:
+                    async with asyncio.timeout(due_s - self._clock()):
+                        await self._write.wait()
+                except TimeoutError:
+                    pass
+
+    async def _write_owners(self, session: Session) -> None:
         while self._unwritten:
             some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
             entries = [(each, self._seals.mark(OWNER, owner_bytes(*each))) for each in some]
-            await session.write(entries, self._owners_max)
+            await session.write_owners(entries, self._owners_max)
             for each in some:  # the oldest may have been dropped for newer ones in the meantime
                 if self._unwritten and self._unwritten[0] is each:
                     self._unwritten.popleft()
             self._counts["written"] += len(some)
 
-    async def _read(self, session: Session, last_s: float | None) -> None:
-        """Read owners that were written since this router last received from others; all of them at its start."""
-        since_ms = 0
-        if last_s is not None:
-            away_ms = int((self._clock() - last_s) * 1_000)
-            since_ms = max(0, await session.fetch_time_ms() - away_ms - OVERLAP_MS)
-        async for entries in session.read(since_ms, self._owners_max):
-            self._owners.load_owners(self._filter_authentic(entries))
-            await asyncio.sleep(0)
+    def take_owners(self, entries: Iterable[Entry]) -> set[str]:
+        """Process owners that were read from the store. Returns the ids of their responses."""
+        proved = self._filter_authentic(entries)
+        self._owners.load_owners(proved)
+        return {owner[0] for owner in proved}
 
     async def _fill(self, session: Session) -> None:
         """Queue owners of other routers that the store has lost."""
-        there = set[str]()
-        async for entries in session.read(0, self._owners_max):
-            proved = self._filter_authentic(entries)
-            self._owners.load_owners(proved)
-            there.update(owner[0] for owner in proved)
+        there, at = set[str](), ZERO_ID
+        for _ in range(self._owners_max):  # a store that returns more pages would never end
+            page = await session.read_owners(at)
+            if page.owners_at == at:
+                break
+            there |= self.take_owners(page.owners)
+            at = page.owners_at
             await asyncio.sleep(0)
         for number, id_ in enumerate(self._owners.list_response_ids()):
             if id_ not in there and (owner := self._owners.owner(id_)) is not None:
@@ -181,19 +154,3 @@ class Keeping:
             else:
                 self._refusals.refuse("unauthenticated", "the owner of a stored response is not signed", self._clock())
         return found
-
-    def _on_write_refused(self, failed: StoreFailed) -> None:
-        self._failures[failed.kind] += 1
-        text = f"{failed.kind}: {failed.text}"
-        if not self.refusal:
-            fields = {
-                "why": text,
-                "next": "give the store memory or write permission; messages between routers are not affected",
-            }
-            log.warning("the shared store accepts no writes", extra={"event": "sharing_refused", "fields": fields})
-        self.refusal = text
-
-    def _on_write_accepted(self) -> None:
-        if self.refusal:
-            log.info("the shared store accepts writes again", extra={"event": "sharing_accepted"})
-        self.refusal = ""

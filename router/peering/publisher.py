@@ -1,26 +1,23 @@
 """Publisher: schedule and content of this router's messages to all others. A message has the core's part and the other
 shared data.
 
-No task runs for it. A timer of the loop is set for the next message, and set again if an event makes a message due
-sooner. A task would be woken for each message in addition (resp_protocol.py has the measured cost).
+One message is under way at a time, so that they are in the stream in the order of their numbers. If the store's answer
+does not come, the same message is added again in the next session, and its copy is ignored by its number.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
-from router.peering.frames import OWNERS_MAX, PeerFrame, pack_frame
+from router.peering.frames import PeerFrame, StateMark, pack_frame
 from router.peering.interfaces import CoreSync, SharedStateSync
-from router.peering.message_auth import Seals
-from router.peering.message_receiver import PeerSubscriber
-from router.peering.session import ResponseOwnerEntry, Session
-from router.peering.snapshot_transfer import SnapshotTransfer
+from router.peering.message_auth import MESSAGE, STATE, Seals
+from router.peering.session import ZERO_ID, Session, StreamId
+from router.peering.store_clock import StoreClock
 
-HEARTBEAT_S = (
-    0.251  # longest time between two messages: the core publishes everything every 250 ms, and timers may be early
-)
+HEARTBEAT_S = 0.251  # longest time between two messages; timers may be early
 REGULAR_S = 0.051  # between two messages while anything changes: the core publishes every 50 ms; timers may be early
 URGENT_GAP_S = 0.011  # shortest time between two urgent messages: the core publishes none within 10 ms
 URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that receives them, if that is longer
@@ -30,53 +27,44 @@ EARLY_S = 0.0009
 
 
 class PeerPublisher:
-    """Publishes the messages of one router, in one session after another."""
+    """Publishes the messages of one router, in one session after another, and encodes its state."""
 
     def __init__(
         self,
         core: CoreSync,
         side: SharedStateSync,
-        hearing: PeerSubscriber,
         counts: Counter[str],
         *,
         name: str,
         origin: int,
-        owners_max: int,
         routers: Callable[[], int],
         clock: Callable[[], float],
+        store_clock: StoreClock,
         seals: Seals,
         wall: Callable[[], float],
     ) -> None:
-        """`routers` returns the number of routers that receive each message. Of the owners that wait to be published,
-        the newest `owners_max` are kept."""
-        self._core, self._side, self._hearing, self._counts = core, side, hearing, counts
+        """`routers` returns the number of routers that receive each message."""
+        self._core, self._side, self._counts = core, side, counts
         self._name, self._origin, self._routers, self._clock = name, origin, routers, clock
-        self._seals, self._wall = seals, wall
-        self.handing: SnapshotTransfer | None = None
-        self._news: deque[ResponseOwnerEntry] = deque(maxlen=owners_max)  # owners that are not published yet
-        # Owners in published messages that this router has not received back yet, with the times of these messages.
-        self._unheard: deque[tuple[float, ResponseOwnerEntry]] = deque(maxlen=owners_max)
+        self._store_clock, self._seals, self._wall = store_clock, seals, wall
         self._urgent = self._changed = False  # since the last message
-        self._telling = False  # the handover has data to publish
-        self._begin = True  # True if the next message has all data, and requests the same from others
+        self._asks = ""  # router from which the next message requests a snapshot
+        self._seq = 0  # number of the last message that the store has taken
+        self._at = ZERO_ID  # its id
+        self._pending: PeerFrame | None = None  # a message that the store has not taken
         self._said_s = self._asked_s = float("-inf")  # time of the last message; time of the last call of the core
-        self._session: Session | None = None
+        self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # time for which it is set
-        self._leaving = False  # no message is sent any more, in any session
-        self._busy = False  # a message is being made: it is followed by a new plan, which covers events in the meantime
-        self._failed: asyncio.Future[None] | None = None
+        self._open = False  # True in a session
+        self._leaving = False  # the next message is the last one, in any session
+        self._sending = asyncio.Lock()
 
     # -- events from the path of requests ------------------------------------------------------------------------------
 
-    def publish_response_owner(self, owner: ResponseOwnerEntry) -> None:
-        """Publish the owner of a new stored response at once."""
-        self._news.append(owner)
-        self._plan()
-
-    def schedule(self) -> None:
-        """Publish the next message before its regular time."""
-        self._telling = True
+    def ask(self, router: str) -> None:
+        """Request the snapshot of a router, with a message before its regular time."""
+        self._asks = router
         self._plan()
 
     def urgent(self) -> None:
@@ -91,50 +79,51 @@ class PeerPublisher:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
+    async def begin(self, session: Session) -> StreamId:
+        """Publish the first message of a session. Returns its id. Raises StoreFailed."""
+        if self._pending is None:
+            self._pending = self._next(b"", everything=True)
+        await self._send(session, self._pending)
+        return self._at
+
     async def run(self, session: Session) -> None:
         """Publish all due data, until cancelled. Raises StoreFailed."""
-        self._begin = True
-        # Data published in a failed session, but not received back, is published again: perhaps no router received it.
-        self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
-        self._unheard.clear()
-        self._said_s = self._asked_s = float("-inf")
-        self._session = None if self._leaving else session
-        self._failed = failed = asyncio.get_running_loop().create_future()
+        self._open = True
         try:
-            self._turn()
-            await failed
+            while True:
+                self._due.clear()
+                self._plan()
+                await self._due.wait()
+                self._timer = None
+                if not self._leaving and self._due_s() <= self._clock() + EARLY_S:
+                    self._pending = self._compose()
+                    if self._pending is not None:
+                        await self._send(session, self._pending)
         finally:
-            self._stop()
-            if not failed.cancelled() and failed.done():
-                # asyncio logs an exception that was never retrieved, for example if `say` is cancelled
-                failed.exception()
+            self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
-    def leave(self) -> None:
-        """Stop publishing: a message after the goodbye would make others count this router again."""
+    async def leave(self, session: Session) -> None:
+        """Publish the last message: a message after it would make others count this router again. Raises
+        StoreFailed."""
         self._leaving = True
-        self._stop()
+        await self._send(session, PeerFrame(name=self._name, leaving=True))
 
-    def _stop(self) -> None:
-        self._session = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def on_own_echo(self, own_s: float) -> None:
-        """Confirm messages: this router has received its own message of that time."""
-        while self._unheard and self._unheard[0][0] <= own_s:
-            self._unheard.popleft()
-
-    def flush_requested(self) -> None:
-        """Publish data at once if another router requested it."""
-        if self._hearing.asked:
-            self._plan()
+    def state(self) -> bytes:
+        """Encode the complete state of this router."""
+        now_s = self._clock()
+        frame = PeerFrame(name=self._name, core=self._core.state(now_s))
+        frame.state = StateMark(*self._at, self._store_clock.store_s(now_s))
+        self._side.fill_frame(frame, everything=True)
+        return self._seals.seal(STATE, pack_frame(frame, self._origin, self._seq, now_s), self._wall())
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Set the timer for the next message, unless it is already set for an earlier time."""
-        if self._session is None or self._busy:
+        if not self._open or self._due.is_set():
             return
         due_s = self._due_s()
         if self._timer is not None:
@@ -142,11 +131,12 @@ class PeerPublisher:
                 return
             self._timer.cancel()
         left_s = max(0.0, due_s - self._clock())
-        self._timer, self._timer_s = asyncio.get_running_loop().call_later(left_s + EARLY_S / 2, self._turn), due_s
+        self._timer = asyncio.get_running_loop().call_later(left_s + EARLY_S / 2, self._due.set)
+        self._timer_s = due_s
 
     def _due_s(self) -> float:
         """Return the time for another message, or for the next call of the core."""
-        if self._news or self._hearing.asked or self._telling:
+        if self._asks:
             return self._clock()
         if self._urgent:
             gap_s = min(REGULAR_S, max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self._routers()))
@@ -154,53 +144,34 @@ class PeerPublisher:
             gap_s = REGULAR_S if self._changed else HEARTBEAT_S
         return max(self._said_s, self._asked_s - gap_s / 2) + gap_s
 
-    def _turn(self) -> None:
-        """Publish a message if it is still due, and set the timer again."""
-        self._timer = None
-        session, failed = self._session, self._failed
-        if session is None or failed is None:
-            return
-        self._busy = True
-        try:
-            if self._due_s() <= self._clock() + EARLY_S:
-                self._say(session)
-        except Exception as error:
-            self._stop()
-            if not failed.done():
-                failed.set_exception(error)
-        finally:
-            self._busy = False
-        self._plan()
-
-    def _say(self, session: Session) -> None:
+    def _compose(self) -> PeerFrame | None:
+        """Return the next message; None if it is too soon for one. Then the core's events stay pending. Data that the
+        core leaves out of this message is reported by a new event."""
         now_s = self._asked_s = self._clock()
-        core = self._core_message(now_s)
-        told = self._news or self._begin or self._hearing.asked or self._telling
-        if core is not None or told or now_s - self._said_s >= HEARTBEAT_S - EARLY_S:
-            self._telling = False
-            message = self._next(core or b"", now_s)
-            session.publish(message)
-            self._counts["said"] += 1
-            self._counts["said_bytes"] += len(message)
-            self._said_s = now_s
-
-    def _core_message(self, now_s: float) -> bytes | None:
-        """Return the core's next message. If it is too soon for one, the core's events stay pending. Data that the core
-        leaves out of this message is reported by a new event."""
         urgent, changed = self._urgent, self._changed
         self._urgent = self._changed = False
         core = self._core.say(now_s)
         if core is None:
             self._urgent, self._changed = self._urgent or urgent, self._changed or changed
-        return core
+            if not self._asks and now_s - self._said_s < HEARTBEAT_S - EARLY_S:
+                return None
+        self._said_s = now_s
+        return self._next(core or b"", everything=False)
 
-    def _next(self, core: bytes, now_s: float) -> bytes:
-        """Return the next message, with owners that are not published yet."""
-        everything = self._begin or self._hearing.asked
-        frame = PeerFrame(name=self._name, begun=self._begin, core=core)
-        frame.asks = self.handing.asks if self.handing is not None else None
+    def _next(self, core: bytes, *, everything: bool) -> PeerFrame:
+        frame = PeerFrame(name=self._name, core=core, asks=self._asks)
+        self._asks = ""
         self._side.fill_frame(frame, everything=everything)
-        frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
-        self._unheard.extend((now_s, owner) for owner in frame.owners)
-        self._begin = self._hearing.asked = False
-        return self._seals.seal(pack_frame(frame, self._origin, now_s), self._wall())
+        return frame
+
+    async def _send(self, session: Session, frame: PeerFrame) -> None:
+        """Add a message to the stream. Its time is that of this attempt."""
+        async with self._sending:
+            now_s = self._clock()
+            message = self._seals.seal(MESSAGE, pack_frame(frame, self._origin, self._seq + 1, now_s), self._wall())
+            self._at = await session.add(message)
+            self._store_clock.note_reply(now_s, self._clock(), self._at[0])
+            self._seq += 1
+            self._pending = None
+            self._counts["said"] += 1
+            self._counts["said_bytes"] += len(message)

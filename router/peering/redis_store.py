@@ -1,37 +1,41 @@
-"""The shared store as the link needs it: one channel to which all routers publish and subscribe, and a few keys.
+"""The shared store as the link needs it: a stream of messages that all routers read, and a few keys.
 
-It is imported only if there is something to share, because redis-py is an optional dependency. Each `RedisSession` is
-one session. It is opened, used, and closed at its first failure, and the link opens another. No command is retried in
-this module, so that the link alone decides the time between attempts.
+    warmroute:{NAME}:messages          stream of messages, the last MESSAGES_MAX or somewhat more
+    warmroute:{NAME}:responses         stream of owners of stored responses
+    warmroute:{NAME}:routers           set of the names of routers
+    warmroute:{NAME}:state:ROUTER      complete state of one router, with a lifetime of seconds
+    warmroute:{NAME}:snapshot:TO:FROM  stream of parcels for a router that has started, with a lifetime of seconds
 
-All keys of one fleet's name begin with `warmroute:{NAME}:`. The braces put all of them on one node of a cluster. A
-cluster forwards a message to all of its nodes, so a router may subscribe at any of them. A database has separate keys
-but not separate messages. So the channel's name has the database's number, except for 0.
+The braces put all keys of a fleet on one node of a cluster. It is imported only if there is something to share, because
+redis-py is an optional dependency. Each `RedisSession` is one session. It is opened, used, and closed at its first
+failure, and the link opens another. No command is retried in this module, so that the link alone decides the time
+between attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster
 
-from router.peering.clients import BAD_REPLY_ERRORS, FAILURES, TlsFiles, clients, failure, message_reader, some_found
-from router.peering.resp_protocol import RespProtocol
-from router.peering.session import Entry, StoreFailed
+from router.peering.clients import BAD_REPLY_ERRORS, FAILURES, TlsFiles, connect, failure, some_found
+from router.peering.session import Entry, Page, StoreFailed, StreamId
 from router.peering.store_url import StoreAddress
 
-MESSAGE_BYTES = 64  # overhead of a message in bytes
-EARLY_BYTES_MAX = 8 << 20  # most bytes of messages that are kept before the link listens
-UNANSWERED_MAX = 256  # messages that the store has not answered
-PAGE = 256  # entries of the stream of owners that are read at once
-PAGES_MORE = 4  # pages beyond a full memory of owners: the store drops old entries some hundreds at a time
-FIELDS = (b"i", b"r", b"t", b"m")  # fields of an entry: id of the response, replica, tenant, mark of its router
+MESSAGES_MAX = 4_096  # messages in the stream: more than three seconds of the largest fleet
+READ_MAX = 64  # messages that are read at once, and as many owners
+OWNERS_READ_MAX = 256  # owners that are read at once if no message is
+BLOCK_S = 1.0  # longest wait of a read for the next message
+ROUTERS_MAX = 256  # names of routers that are read
+MESSAGE = b"m"  # field of an entry: a message, or a parcel
+# The store's reply to XADD after a forged id. Without the stream, ids follow the clock again.
+NO_MORE_IDS = "last possible ID"
+FIELDS = (b"i", b"r", b"t", b"m")  # fields of an owner: id of the response, replica, tenant, mark of its router
+
+_T = TypeVar("_T")
 
 
 @asynccontextmanager
@@ -40,13 +44,10 @@ async def open_session(
 ) -> AsyncIterator[RedisSession]:
     """Open a session, until the block ends. No step waits longer than `timeout_s`. Raises StoreFailed."""
     async with AsyncExitStack() as stack:
+        base = f"warmroute:{{{name}}}:"
         try:
             await some_found(address, timeout_s)
-            keys, messages = await clients(address, timeout_s, tls, stack)
-            pool: Any = messages.connection_pool
-            said, heard = await pool.get_connection(), await pool.get_connection()  # closed with the pool
-            store = RedisSession(keys, said, heard, name, timeout_s, address.database)
-            await store.subscribe()
+            client = await connect(address, base, timeout_s, 2 * (BLOCK_S + timeout_s), tls, stack)
         except FAILURES as error:
             failed = failure(error)
             if address.tls and failed.kind == "timeout":  # a server without TLS waits for the end of the first line
@@ -54,196 +55,161 @@ async def open_session(
                     "timeout", "no answer in time; check that the port uses TLS, which rediss:// requires"
                 )
             raise failed from error
-        try:
-            yield store
-        except BaseException:
-            store.abort()
-            raise
-
-
-def _wire(connection: Any, taken: Callable[[Any], None], ended: Callable[[Exception], None]) -> RespProtocol:  # noqa: ANN401 - redis-py has two kinds
-    """Read an idle connection of redis-py as its bytes arrive. The client closes it."""
-    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py 8 does not hand it out
-    return RespProtocol(transport, message_reader(), taken, ended)
+        yield RedisSession(client, base, timeout_s)
 
 
 class RedisSession:
     """One session with the store. Every method raises StoreFailed."""
 
-    def __init__(
-        self,
-        keys: Redis | RedisCluster,
-        said: Any,  # noqa: ANN401 - as above
-        heard: Any,  # noqa: ANN401 - as above
-        name: str,
-        timeout_s: float,
-        database: int,
-    ) -> None:
-        """Messages are sent over the connection `said` and received over `heard`. Both are closed with their client."""
-        self._keys: Any = keys  # in redis-py's types, each command may or may not be awaitable
-        self._pack: Callable[..., Iterable[bytes]] = said.pack_command
-        self._said = _wire(said, self._take_answer, self._fail)
-        self._heard = _wire(heard, self._take_message, self._fail)
-        self._unanswered: deque[float] = deque()  # send times of messages that the store has not answered
-        self._early, self._early_bytes = list[bytes](), 0  # messages that arrived before the link listened
-        self._hear: Callable[[bytes], None] = self._heard_early
-        self._subscribed, self._over = asyncio.Event(), asyncio.Event()
-        # the reason for the end of the session: StoreFailed, or an exception from a bug in the receiver
-        self._error: Exception | None = None
-        self._timeout_s = timeout_s
-        base = f"warmroute:{{{name}}}:"
-        self._base = base
-        self._channel = f"{base}said:{database}" if database else f"{base}said"
-        self._owners, self._router = f"{base}responses", f"{base}router:"
+    def __init__(self, client: Redis, base: str, timeout_s: float) -> None:
+        """`base` begins all keys."""
+        self._client: Any = client  # in redis-py's types, each command may or may not be awaitable
+        self._timeout_s, self._base = timeout_s, base
+        self._messages, self._owners, self._routers = f"{base}messages", f"{base}responses", f"{base}routers"
 
-    def publish(self, message: bytes) -> None:
-        """Publish a message to all routers, this one included. The store's answer is read when it arrives. If the
-        answer to one message is late, the next message fails."""
-        if self._error is not None:
-            raise self._error if isinstance(self._error, StoreFailed) else failure(self._error)
-        now_s, waiting = time.monotonic(), self._unanswered
-        if waiting and (now_s - waiting[0] >= self._timeout_s or len(waiting) >= UNANSWERED_MAX):
-            raise failure(TimeoutError())
-        waiting.append(now_s)
-        self._said.write(b"".join(self._pack("PUBLISH", self._channel, message)))
+    # -- messages and owners -----------------------------------------------------------------------------------------
 
-    def _take_answer(self, reply: Any) -> None:  # noqa: ANN401 - any reply of the store
-        """Process the store's answer to a message: the number of its receivers, or an error."""
-        if isinstance(reply, Exception):
-            self._fail(reply)
-        elif self._unanswered:
-            self._unanswered.popleft()
-
-    def _take_message(self, reply: Any) -> None:  # noqa: ANN401 - as above
-        """Process a message, or the answer to the subscription."""
-        if isinstance(reply, Exception):
-            self._fail(reply)
-        elif _is_message(reply):
-            try:
-                self._hear(reply[2])
-            except Exception as bug:
-                self._end(bug)
-        else:
-            self._subscribed.set()
-
-    def _heard_early(self, message: bytes) -> None:
-        """Keep a message until the link listens. Before the subscription no message arrives, and after it at most a
-        few. An excess is lost, as any message may be."""
-        bytes_ = len(message) + MESSAGE_BYTES
-        if self._subscribed.is_set() and self._early_bytes + bytes_ <= EARLY_BYTES_MAX:
-            self._early_bytes += bytes_
-            self._early.append(message)
-
-    def abort(self) -> None:
-        """End the session at once. The peer may be gone."""
-        self._said.abort()
-        self._heard.abort()
-        self._early.clear()
-        self._hear = self._heard_early
-
-    def _fail(self, error: Exception) -> None:
-        """End the session with a failure of the store, or of a peer that appears to be the store."""
-        self._end(failure(error))
-
-    def _end(self, why: Exception) -> None:
-        if self._error is None:
-            self._error = why
-        self._subscribed.set()
-        self._over.set()
-
-    async def subscribe(self) -> None:
-        """Subscribe before any message is published. The store answers two connections in any order. If a first message
-        came before the subscription, others would answer a router that does not receive yet. Raises StoreFailed, or
-        TimeoutError."""
-        self._heard.write(b"".join(self._pack("SUBSCRIBE", self._channel)))
-        async with asyncio.timeout(2 * self._timeout_s):
-            await self._subscribed.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def listen(self, hear: Callable[[bytes], None]) -> None:
-        """Pass every message to `hear` as it arrives, from the first one since the session began, until cancelled. An
-        exception from a bug in `hear` is raised here."""
-        for message in self._early:
-            hear(message)
-        self._early.clear()
-        self._hear = hear
-        await self._over.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def fetch_time_ms(self) -> int:
-        """Return the store's clock, from which the ids of a stream are made, in ms since 1970."""
-        said = await self._try(self._keys.execute_command, "TIME", **self._anywhere)
+    async def add(self, message: bytes) -> StreamId:
+        """Add a message to the stream that all routers read. Returns its id."""
         try:
-            seconds, micros = said
-            return int(seconds) * 1_000 + int(micros) // 1_000
-        except BAD_REPLY_ERRORS as error:
-            raise failure(error) from error
+            said = await self._try(
+                self._client.xadd, self._messages, {MESSAGE: message}, maxlen=MESSAGES_MAX, approximate=True
+            )
+        except StoreFailed as failed:
+            if NO_MORE_IDS in failed.text:
+                await self._try(self._client.delete, self._messages)
+            raise
+        return _checked(_id_of, said)
 
-    async def set_presence(self, router: str, about: bytes, for_s: float) -> bool:
-        """Set this router's presence for `for_s` seconds, which proves that the store accepts writes. Returns True if
-        it was already set."""
-        said = await self._try(self._keys.set, self._router + router, about, px=int(for_s * 1_000), get=True)
-        return said is not None
+    async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
+        """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
+        places = {self._messages: _text_of(messages_at), self._owners: _text_of(owners_at)}
+        said = await self._try(
+            self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S + self._timeout_s
+        )
+        return _checked(self._page, said, messages_at, owners_at)
 
-    async def leave(self, router: str) -> None:
-        """Remove this router's presence."""
-        await self._try(self._keys.delete, self._router + router)
+    async def read_owners(self, owners_at: StreamId) -> Page:
+        """Return the next owners after this id, without a wait."""
+        said = await self._try(self._client.xread, {self._owners: _text_of(owners_at)}, count=OWNERS_READ_MAX)
+        return _checked(self._page, said, owners_at, owners_at)
 
-    async def put(self, key: str, value: bytes, for_s: float) -> None:
-        """Store a value for `for_s` seconds, for the router that takes it."""
-        await self._try(self._keys.set, self._base + key, value, px=int(for_s * 1_000))
+    def _page(self, said: Any, messages_at: StreamId, owners_at: StreamId) -> Page:  # noqa: ANN401 - any reply
+        messages, owners = list[tuple[StreamId, bytes]](), list[Entry]()
+        for key, entries in said or ():
+            for text, fields in entries:
+                id_ = _id_of(text)
+                if key == self._messages.encode():
+                    message = (fields or {}).get(MESSAGE, b"")
+                    messages.append((id_, message if isinstance(message, bytes) else b""))
+                    messages_at = id_
+                else:
+                    owners_at = id_
+                    if (owner := _owner(fields)) is not None:
+                        owners.append(owner)
+        return Page(messages, owners, messages_at, owners_at)
 
-    async def take(self, key: str) -> bytes | None:
-        """Return a value and remove it. An empty value replaces it for a millisecond, which needs no permission except
-        SET."""
-        found = await self._try(self._keys.set, self._base + key, b"", px=1, get=True)
-        return found if found and isinstance(found, bytes) else None
-
-    async def write(self, entries: Iterable[Entry], owners_max: int) -> None:
+    async def write_owners(self, entries: Iterable[Entry], owners_max: int) -> None:
         """Store owners of stored responses, about `owners_max` in all; the oldest are dropped."""
-        pipe = self._keys.pipeline(transaction=False)
+        pipe = self._client.pipeline(transaction=False)
         for owner, mark in entries:
             said = dict(zip(FIELDS if mark else FIELDS[:-1], (*owner, mark) if mark else owner, strict=True))
             pipe.xadd(self._owners, said, maxlen=owners_max, approximate=True)
-        await self._try(pipe.execute)
-
-    async def read(self, since_ms: int, owners_max: int) -> AsyncIterator[Sequence[Entry]]:
-        """Yield owners that were stored since then, by the store's clock, oldest first and a page at a time. There are
-        about `owners_max`. A store that returns more pages would never end, so reading stops."""
-        begin: str | bytes = str(since_ms)
-        for _ in range(owners_max // PAGE + PAGES_MORE):
-            page = await self._try(self._keys.xrange, self._owners, begin, "+", PAGE)
-            try:
-                entries = [found for _, fields in page if (found := _entry(fields)) is not None]
-                begin = b"(" + page[-1][0] if page else begin
-            except BAD_REPLY_ERRORS as error:
-                raise failure(error) from error
-            yield entries
-            if len(page) < PAGE:
-                return
-
-    @property
-    def _anywhere(self) -> dict[str, Any]:
-        """Arguments of a command without a key: a cluster client needs the node."""
-        return {"target_nodes": RedisCluster.RANDOM} if isinstance(self._keys, RedisCluster) else {}
-
-    async def _try(self, command: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any command
         try:
-            async with asyncio.timeout(2 * self._timeout_s):  # redis-py's own limits are for each read and write
+            await self._try(pipe.execute)
+        except StoreFailed as failed:
+            if NO_MORE_IDS in failed.text:  # routers that are listed anew write their owners again
+                await self._try(self._client.delete, self._owners, self._routers)
+            raise
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    async def put_state(self, router: str, state: bytes, for_s: float) -> bool:
+        """Store the complete state of this router for `for_s` seconds. Returns True if the router is listed anew."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(f"{self._base}state:{router}", state, px=int(for_s * 1_000))
+        pipe.sadd(self._routers, router)
+        said = await self._try(pipe.execute)
+        return _checked(lambda: bool(said[1] == 1))
+
+    async def states(self) -> AsyncGenerator[bytes, None]:
+        """Yield the state of each router, this one included. A router without a state is no longer listed."""
+        names = await self._try(self._client.smembers, self._routers)
+        for name in _checked(lambda: sorted(map(bytes.decode, names))[:ROUTERS_MAX]):
+            state = await self._try(self._client.get, f"{self._base}state:{name}")
+            if isinstance(state, bytes):
+                yield state
+            else:
+                await self._try(self._client.srem, self._routers, name)
+
+    async def leave(self, router: str) -> None:
+        """Remove this router's state."""
+        await self._try(self._client.delete, f"{self._base}state:{router}")
+        await self._try(self._client.srem, self._routers, router)
+
+    # -- parcels -----------------------------------------------------------------------------------------------------
+
+    async def offer(self, key: str, parcel: bytes, waiting_max: int, for_s: float) -> bool:
+        """Append a parcel for another router to a stream of a limited lifetime. Returns False if as many wait there."""
+        key = self._base + key
+        if await self._try(self._client.xlen, key) >= waiting_max:
+            return False
+        pipe = self._client.pipeline(transaction=False)
+        pipe.xadd(key, {MESSAGE: parcel})
+        pipe.pexpire(key, int(for_s * 1_000))
+        await self._try(pipe.execute)
+        return True
+
+    async def take(self, key: str, wait_s: float) -> bytes | None:
+        """Remove and return the next parcel; None if none comes in time."""
+        key = self._base + key
+        wait_s = min(wait_s, BLOCK_S)
+        said = await self._try(
+            self._client.xread, {key: "0"}, count=1, block=int(wait_s * 1_000) or 1, within_s=wait_s + self._timeout_s
+        )
+        if not said:
+            return None
+        id_, parcel = _checked(lambda: (said[0][1][0][0], bytes(said[0][1][0][1][MESSAGE])))
+        await self._try(self._client.xdel, key, id_)
+        return parcel
+
+    async def drop(self, key: str) -> None:
+        """Remove a stream of parcels."""
+        await self._try(self._client.delete, self._base + key)
+
+    async def _try(
+        self,
+        command: Callable[..., Awaitable[Any]],
+        *arguments: Any,  # noqa: ANN401 - any command
+        within_s: float = 0.0,
+        **named: Any,  # noqa: ANN401 - also
+    ) -> Any:  # noqa: ANN401 - also
+        try:
+            async with asyncio.timeout(within_s or self._timeout_s):
                 return await command(*arguments, **named)
         except FAILURES as error:
             raise failure(error) from error
 
 
-def _is_message(said: Any) -> bool:  # noqa: ANN401 - any reply of the store
-    """True if it is [b"message", channel, bytes]."""
-    return isinstance(said, list) and len(said) == 3 and said[0] == b"message" and isinstance(said[2], bytes)
+def _checked(read: Callable[..., _T], *arguments: Any) -> _T:  # noqa: ANN401 - any reply
+    """Read a reply, which may have any shape. Raises StoreFailed."""
+    try:
+        return read(*arguments)
+    except BAD_REPLY_ERRORS as error:
+        raise failure(error) from error
 
 
-def _entry(fields: Any) -> Entry | None:  # noqa: ANN401 - any content of the stream
-    """Decode an entry of the stream; None for one that no router wrote."""
+def _id_of(text: bytes) -> StreamId:
+    ms, _, number = text.partition(b"-")
+    return int(ms), int(number)
+
+
+def _text_of(id_: StreamId) -> str:
+    return f"{id_[0]}-{id_[1]}"
+
+
+def _owner(fields: Any) -> Entry | None:  # noqa: ANN401 - any content of the stream
+    """Decode an owner; None for an entry that no router wrote."""
     try:
         response_id, replica, tenant = (fields[name].decode() for name in FIELDS[:-1])
         mark = fields.get(FIELDS[-1], b"")

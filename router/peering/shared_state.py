@@ -18,7 +18,7 @@ from router.peering.session import ResponseOwnerEntry
 from router.peering.tenant_rates import DistributedRateLimiter
 
 REPLICAS_LOOK_S = 1.0  # between two reads of the replicas by which this router's fleet is known
-SERVED_EVERY = 40  # a message repeats unchanged replicas after this number of messages: one may have been lost
+SERVED_EVERY = 40  # a message repeats unchanged replicas after this number of messages
 LOOK_S = 0.1  # between two scans of the whole fleet for replicas that were found dead
 
 
@@ -82,7 +82,7 @@ class SharedState:
         return self._served
 
     def fill_frame(self, frame: PeerFrame, *, everything: bool) -> None:
-        """Add rates and evidence. Owners come from the link, which has them from requests."""
+        """Add rates and evidence."""
         frame.spent = self.tenants.say(everything=everything)
         frame.dead = sorted(self._find_dead_replicas())[:DEAD_MAX]
         self._since_served += 1
@@ -90,13 +90,9 @@ class SharedState:
             frame.replicas = numbers_of(self._served)
             self._served_told, self._since_served = self._served, 0
 
-    def hear(self, origin: int, frame: PeerFrame, *, leaving: bool) -> None:
-        """Process a message of another router."""
+    def hear(self, origin: int, frame: PeerFrame) -> None:
+        """Process a message or the state of another router."""
         now_s = self._clock()
-        for response_id, replica, tenant in frame.owners:
-            self._owners.report(response_id, replica, tenant)
-        if leaving:
-            return
         self.tenants.hear(origin, frame.spent)
         self._deaths.hear(origin, frame.dead, now_s)
         if frame.dead:

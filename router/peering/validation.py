@@ -47,6 +47,6 @@ def shared_problems(peering: PeeringSettings) -> list[str]:
         return [f"'{where}': {error}"]
     if not address.tls and (peering.tls_ca or peering.tls_certificate):
         problems.append(f"'{where}': must begin with rediss if 'peering.tls_ca' or 'peering.tls_certificate' is set")
-    if any(importlib.util.find_spec(name) is None for name in ("redis", "hiredis")):
+    if importlib.util.find_spec("redis") is None:
         problems.append(f"'{where}': needs the Redis client: pip install '.[shared]'")
     return problems

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -11,9 +12,12 @@ from itertools import count
 from router.core.admission.rate_limits import Rates, TenantRateLimits
 from router.peering.clients import TlsFiles
 from router.peering.message_auth import Seals
+from router.peering.message_receiver import PeerReceiver
 from router.peering.peer_link import LinkLimits, PeerChannel
+from router.peering.peers import PeerRegistry
 from router.peering.redis_store import open_session
 from router.peering.shared_state import SharedState
+from router.peering.store_clock import StoreClock
 from router.peering.store_url import parse_address
 
 _origins = count(1_000)
@@ -25,6 +29,10 @@ class CoreStandIn:
 
     to_say: list[bytes | None] = field(default_factory=list)
     heard: list[bytes] = field(default_factory=list)
+    restored: list[bytes] = field(default_factory=list)  # states of others
+    begun: list[str] = field(default_factory=list)  # routers of which the first message was read
+    forgotten: list[str] = field(default_factory=list)
+    own_state: bytes = b"state"
     was_alone: int = 0
     asked: int = 0
     left: Callable[[], None] = lambda: None  # called within `say` where something is left to say
@@ -37,14 +45,33 @@ class CoreStandIn:
             self.left()
         return said
 
-    def hear(self, message: bytes, now_s: float) -> None:
+    def state(self, now_s: float) -> bytes:
+        """Its state."""
+        return self.own_state
+
+    def begin(self, name: str) -> None:
+        """Keep who begins."""
+        self.begun.append(name)
+
+    def restore(self, name: str, state: bytes, clock_s: float, now_s: float) -> Iterator[None]:
+        """Keep it, in two steps. Raises ValueError for one that says `bad`."""
+        yield
+        if state == b"bad":
+            raise ValueError("a bad state")
+        self.restored.append(state)
+
+    def forget(self, name: str, now_s: float) -> None:
+        """Keep who is forgotten."""
+        self.forgotten.append(name)
+
+    def hear(self, name: str, message: bytes, clock_s: float, now_s: float) -> None:
         """Keep it. Raises ValueError for one that says `bad`."""
         if message == b"bad":
             raise ValueError("a bad message")
         self.heard.append(message)
 
     def tick(self, now_s: float) -> None:
-        """Nothing is forgotten."""
+        """Nothing is left to do."""
 
     def on_disconnected(self, now_s: float) -> None:
         """Count it."""
@@ -145,3 +172,9 @@ async def linked(
         yield one
     finally:
         await one.link.close()
+
+
+def receiver(seals: Seals, counts: Counter[str], *, peers: PeerRegistry | None = None, origin: int = 1) -> PeerReceiver:
+    """What receives the messages of a router `a`, without a store; other data than the core's is not expected."""
+    registry = peers or PeerRegistry("a", origin, 8)
+    return PeerReceiver(registry, CoreStandIn(), None, counts, origin, seals, StoreClock(), time.time)  # type: ignore[arg-type]  # not asked

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
+from redis.asyncio import Redis
 
 from router.config.api_keys import Tenant
 from router.peering.frames import PeerFrame, TenantUsage, pack_frame
-from router.peering.message_auth import FRESH_S, Seals
-from router.peering.message_receiver import REFUSED_EVERY_S, PeerSubscriber
+from router.peering.message_auth import FRESH_S, MESSAGE, STATE, Seals
+from router.peering.message_receiver import REFUSED_EVERY_S
 from router.peering.peers import PeerRegistry
 from router.peering.snapshot_transfer import SnapshotTransfer
-from tests.peering.links import CoreStandIn, OneRouter, linked
+from tests.peering.links import OneRouter, linked, receiver
 from tests.peering.stores import StoreServer
 from tests.support.waiting import until
 
-CHANNEL, SECRET, OTHER = "warmroute:{f}:said", b"s" * 32, b"o" * 32
+STREAM, SECRET, OTHER = "warmroute:{f}:messages", b"s" * 32, b"o" * 32
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
@@ -28,15 +27,15 @@ def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object
     return [each.__dict__["fields"] for each in caplog.records if getattr(each, "event", "") == name]
 
 
-@asynccontextmanager
-async def recording(server: StoreServer) -> AsyncIterator[list[bytes]]:
-    """All that is said on the channel, as anybody can who may read it."""
-    said = list[bytes]()
-    async with linked(server.url, "eve") as eve:
-        await until(lambda: eve.link.connected)
-        hear = eve.link._hearing.hear
-        eve.link._hearing.hear = lambda message, now_s: (said.append(message), hear(message, now_s))[1]  # type: ignore[method-assign]
-        yield said
+async def recorded(server: StoreServer) -> list[bytes]:
+    """All messages in the stream, as anybody can read them who may."""
+    async with Redis(port=server.port) as redis:
+        return [fields[b"m"] for _, fields in await redis.xrange(STREAM)]
+
+
+async def say(server: StoreServer, message: bytes) -> None:
+    """Add a message to the stream, as anybody can who may write."""
+    await server.ask("XADD", STREAM, "*", "m", message)
 
 
 @pytest.mark.promise("No message or entry in the shared store counts without a mark by the fleet's secret.", "store")
@@ -59,10 +58,13 @@ async def test_nothing_forged_counts(caplog: pytest.LogCaptureFixture) -> None:
             forger = Seals("f", [OTHER], time.monotonic)
             for n in range(2):
                 spent = [TenantUsage("acme", 1e9 * n, 0.0)]
-                frame = PeerFrame(name="x", spent=spent, owners=[("resp_1", "http://r", "evil")], dead=["http://r"])
-                message = pack_frame(frame, 7, float(n))
-                await server.ask("PUBLISH", CHANNEL, message)
-                await server.ask("PUBLISH", CHANNEL, forger.seal(message, time.time()))
+                frame = PeerFrame(name="x", spent=spent, dead=["http://r"])
+                message = pack_frame(frame, 7, n + 1, float(n))
+                await say(server, message)
+                await say(server, forger.seal(MESSAGE, message, time.time()))
+                state = pack_frame(frame, 8, n + 1, float(n))
+                await server.ask("SADD", "warmroute:{f}:routers", "y")
+                await server.ask("SET", "warmroute:{f}:state:y", forger.seal(STATE, state, time.time()))
             await until(lambda: a.link.counts["unauthenticated"] >= 6 and b.link.counts["unauthenticated"] >= 6)
             b.link.publish_response_owner("resp_2", "http://r", "acme")
             await until(lambda: a.owners)
@@ -78,28 +80,26 @@ async def test_nothing_forged_counts(caplog: pytest.LogCaptureFixture) -> None:
 async def test_what_was_said_once_does_not_count_again() -> None:
     """Everything that a router has said is said again by somebody, while it is there and when it has left: that is
     counted as replayed, and the router is not back."""
-    async with StoreServer() as server, recording(server) as said, linked(server.url, "a", secrets=[SECRET]) as a:
+    async with StoreServer() as server, linked(server.url, "a", secrets=[SECRET]) as a:
         async with linked(server.url, "b", secrets=[SECRET]) as b:
             await until(lambda: a.link.routers == 2)
             b.core.to_say = [b"hello"]
             b.link.changed()
             await until(lambda: a.core.heard == [b"hello"])
-            await again(server, a, list(said))
+            await again(server, a, await recorded(server))
             assert a.core.heard == [b"hello"]
         await until(lambda: a.link.routers == 1)
-        await again(server, a, list(said))
+        await again(server, a, await recorded(server))
         assert a.link.routers == 1
         assert a.link.connected
 
 
 async def again(server: StoreServer, one: OneRouter, messages: list[bytes]) -> None:
-    """Say all of this again, until it was heard."""
+    """Say all of this again, until it was read."""
     before = one.link.counts["replayed"] + one.link.counts["ignored"]
     for message in messages:
-        await server.ask("PUBLISH", CHANNEL, message)
-    # What was said by whoever recorded it has no signature.
-    due = before + sum(message[:1] == b"\x02" for message in messages)
-    await until(lambda: one.link.counts["replayed"] + one.link.counts["ignored"] >= due)
+        await say(server, message)
+    await until(lambda: one.link.counts["replayed"] + one.link.counts["ignored"] >= before + len(messages))
 
 
 async def test_a_secret_is_exchanged_router_by_router() -> None:
@@ -164,9 +164,9 @@ def test_what_is_refused_is_said_once_a_minute(caplog: pytest.LogCaptureFixture)
     """With how much of it there was since the last line."""
     caplog.set_level(logging.WARNING)
     seals, counts = Seals("f", [SECRET], time.monotonic), Counter[str]()
-    one = PeerSubscriber(PeerRegistry("a", 1, 8), CoreStandIn(), None, counts, 1, seals, time.time)  # type: ignore[arg-type]  # not asked
-    for n in range(1_000):
-        assert one.hear(pack_frame(PeerFrame(name="x"), 7, 1.0), REFUSED_EVERY_S * n / 500) is None
+    one = receiver(seals, counts)
+    for n in range(1, 1_001):
+        assert one.hear((n, 0), pack_frame(PeerFrame(name="x"), 7, n, 1.0), REFUSED_EVERY_S * (n - 1) / 500) is None
     lines = events(caplog, "sharing_unauthenticated")
     assert [each["unauthenticated"] for each in lines] == [1, 500]
     assert counts["unauthenticated"] == 1_000
@@ -174,11 +174,14 @@ def test_what_is_refused_is_said_once_a_minute(caplog: pytest.LogCaptureFixture)
 
 def test_an_own_message_that_is_repeated_proves_nothing() -> None:
     """A store that says again what this router said does not make it whole."""
-    seals, counts = Seals("f", [SECRET], time.monotonic), Counter[str]()
-    one = PeerSubscriber(PeerRegistry("a", 1, 8), CoreStandIn(), None, counts, 1, seals, time.time)  # type: ignore[arg-type]  # not asked
-    first, later = (seals.seal(pack_frame(PeerFrame(name="a"), 1, at_s), time.time()) for at_s in (1.0, 2.0))
-    assert [one.hear(each, 3.0) for each in (first, first, later, first, later)] == [1.0, None, 2.0, None, None]
-    assert one.hear(pack_frame(PeerFrame(name="a"), 1, 2.5), 3.0) is None
+    seals = Seals("f", [SECRET], time.monotonic)
+    one = receiver(seals, Counter())
+    first, later = (
+        seals.seal(MESSAGE, pack_frame(PeerFrame(name="a"), 1, seq, float(seq)), time.time()) for seq in (1, 2)
+    )
+    heard = [one.hear((n, 0), each, 3.0) for n, each in enumerate((first, first, later, first, later), 1)]
+    assert heard == [1.0, None, 2.0, None, None]
+    assert one.hear((9, 0), pack_frame(PeerFrame(name="a"), 1, 3, 2.5), 3.0) is None
 
 
 def test_a_parcel_counts_for_its_reader_and_in_its_place() -> None:
@@ -192,20 +195,20 @@ def test_a_parcel_counts_for_its_reader_and_in_its_place() -> None:
             origin=1,
             seals=Seals("f", secrets, time.monotonic),
             whole=lambda: True,
-            wake=lambda: None,
+            ask=lambda _: None,
             clock=time.monotonic,
         )
         for secrets in ([SECRET], [OTHER], [])
     )
     parcel = b"\x91\xc4\x01x"
-    sealed = made._seal_parcel("state:2:1:0", parcel)
-    assert made._open_parcel("state:2:1:0", sealed) == [b"x"]
+    sealed = made._seal_parcel("snapshot:2:1:0", parcel)
+    assert made._open_parcel("snapshot:2:1:0", sealed) == [b"x"]
     for key, bad in [
-        ("state:2:1:1", sealed),
-        ("state:3:1:0", sealed),
-        ("state:2:1:0", parcel),
-        ("state:2:1:0", sealed[:-1]),
+        ("snapshot:2:1:1", sealed),
+        ("snapshot:3:1:0", sealed),
+        ("snapshot:2:1:0", parcel),
+        ("snapshot:2:1:0", sealed[:-1]),
     ]:
         assert made._open_parcel(key, bad) is None
-    assert other._open_parcel("state:2:1:0", sealed) is None
+    assert other._open_parcel("snapshot:2:1:0", sealed) is None
     assert none._open_parcel("k", none._seal_parcel("k", parcel)) == [b"x"]

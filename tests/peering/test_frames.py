@@ -13,6 +13,7 @@ from router.peering.frames import (
     REPLICAS_MAX,
     BadFrame,
     PeerFrame,
+    StateMark,
     TenantUsage,
     frame_of,
     head_of,
@@ -25,7 +26,6 @@ words = st.text(max_size=20)
 frames = st.builds(
     PeerFrame,
     name=st.text("abc-:.0123", min_size=1, max_size=20),
-    begun=st.booleans(),
     leaving=st.booleans(),
     spent=st.lists(
         st.builds(TenantUsage, words, numbers, numbers, st.none() | numbers, st.none() | numbers),
@@ -33,19 +33,20 @@ frames = st.builds(
         unique_by=lambda each: each.tenant,
     ),
     dead=st.lists(words, max_size=3),
-    owners=st.lists(st.tuples(words, words, words), max_size=3),
+    asks=words,
+    state=st.none() | st.builds(StateMark, st.integers(0, 1 << 60), st.integers(0, 9), numbers),
     core=st.binary(max_size=50),
     replicas=st.sets(st.integers(0, (1 << 64) - 1), max_size=3).map(lambda each: numbers_of(frozenset(each))),
 )
 
 
-@given(frames, st.integers(0, (1 << 64) - 1), st.floats(0, 1e9))
-def test_what_is_packed_is_read(frame: PeerFrame, origin: int, at_s: float) -> None:
+@given(frames, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 64) - 1), st.floats(0, 1e9))
+def test_what_is_packed_is_read(frame: PeerFrame, origin: int, seq: int, at_s: float) -> None:
     """Every message comes out as it went in."""
-    message = pack_frame(frame, origin, at_s)
+    message = pack_frame(frame, origin, seq, at_s)
     head = head_of(message)
     assert head is not None
-    assert (head.origin, head.at_s) == (origin, at_s)
+    assert (head.origin, head.seq, head.at_s) == (origin, seq, at_s)
     assert frame_of(message) == frame
 
 
@@ -53,7 +54,7 @@ def test_what_is_packed_is_read(frame: PeerFrame, origin: int, at_s: float) -> N
 @settings(max_examples=300)
 def test_what_is_damaged_is_a_bad_frame_or_another_one(frame: PeerFrame, data: st.DataObject) -> None:
     """A message with other bytes, cut or grown: read, of another release, or a BadFrame; never another error."""
-    message = bytearray(pack_frame(frame, 1, 0.0))
+    message = bytearray(pack_frame(frame, 1, 1, 0.0))
     for _ in range(data.draw(st.integers(0, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(message[: data.draw(st.integers(0, len(message)))]) + data.draw(st.binary(max_size=3))
@@ -77,13 +78,14 @@ def test_what_is_damaged_is_a_bad_frame_or_another_one(frame: PeerFrame, data: s
         PeerFrame(name="a", spent=[TenantUsage("t", 0.0, 0.0), TenantUsage("t", 1e9, 0.0)]),
         PeerFrame(name="a", replicas=b"x" * 9),
         PeerFrame(name="a", replicas=b"x" * 8 * (REPLICAS_MAX + 1)),
-        PeerFrame(name="a", owners=[("r", "u", "t")] * 600),
+        PeerFrame(name="a", asks="x" * 2_000),
+        PeerFrame(name="a", state=StateMark(0, 0, float("nan"))),
         PeerFrame(name="a", core=b"x" * FRAME_BYTES_MAX),
     ],
 )
 def test_no_message_is_beyond_limits(frame: PeerFrame) -> None:
     """Names that are none, lists and words that are too long, and numbers that are none are refused."""
-    message = pack_frame(frame, 1, 0.0)
+    message = pack_frame(frame, 1, 1, 0.0)
     with pytest.raises(BadFrame):
         frame_of(message) if len(message) <= FRAME_BYTES_MAX else head_of(message)
 
@@ -92,7 +94,7 @@ def test_another_release_is_no_error() -> None:
     """A message of another version is not for us."""
     assert head_of(b"\x02") is None
     with pytest.raises(BadFrame):
-        head_of(b"\x01" * HEAD_BYTES)
+        head_of(b"\x03" * HEAD_BYTES)
 
 
 def test_three_routers_find_a_replica_dead_and_say_so_once() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import resource
 import time
-import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 
@@ -16,20 +15,16 @@ from router.peering import peer_link
 from router.peering.clients import TlsFiles
 from router.peering.message_auth import Seals
 from router.peering.peer_link import LinkLimits, PeerChannel
-from router.peering.redis_store import EARLY_BYTES_MAX, PAGE, PAGES_MORE, open_session
+from router.peering.redis_store import READ_MAX, open_session
 from router.peering.session import StoreFailed
 from router.peering.store_url import parse_address
 from tests.peering.links import OneRouter, linked
 from tests.support.waiting import until
 
 MANY = b"*1000000000\r\n"
-SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$18\r\nwarmroute:{f}:said\r\n:1\r\n"
-ENTRY = b"*2\r\n$3\r\n1-1\r\n*6\r\n$1\r\ni\r\n$1\r\nx\r\n$1\r\nr\r\n$1\r\nu\r\n$1\r\nt\r\n$1\r\nt\r\n"
-
-
-def message(data: bytes) -> bytes:
-    """A message as a subscriber gets it."""
-    return b"*3\r\n$7\r\nmessage\r\n$18\r\nwarmroute:{f}:said\r\n$%d\r\n%s\r\n" % (len(data), data)
+ID = b"$3\r\n1-1\r\n"
+ENTRY = b"*2\r\n" + ID + b"*6\r\n$1\r\ni\r\n$1\r\nx\r\n$1\r\nr\r\n$1\r\nu\r\n$1\r\nt\r\n$1\r\nt\r\n"
+OWNERS = b"*1\r\n*2\r\n$23\r\nwarmroute:{f}:responses\r\n"
 
 
 class Hostile:
@@ -38,10 +33,11 @@ class Hostile:
     def __init__(self, says: dict[bytes, bytes]) -> None:
         self.says = {
             b"PING": b"+PONG\r\n",
-            b"SUBSCRIBE": SUBSCRIBED,
-            b"PUBLISH": b":1\r\n",
-            b"XRANGE": b"*0\r\n",
-            b"TIME": b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
+            b"XADD": ID,
+            b"SET": b"+OK\r\n",
+            b"SADD": b":1\r\n",
+            b"SMEMBERS": b"*0\r\n",
+            b"XREAD": b"*-1\r\n",
         } | says
         self.asked: list[bytes] = []
         self.port = 0
@@ -70,25 +66,34 @@ async def hostile(**says: bytes) -> AsyncIterator[Hostile]:
         yield one
 
 
-@pytest.mark.promise(
-    "Replies of the shared store have limits of size, elements and depth before they are read.", "store"
-)
+@pytest.mark.promise("A reply of the shared store takes memory only as its bytes arrive, until its timeout.", "store")
 @pytest.mark.finding("2026-11-28/3")
 @pytest.mark.parametrize(
-    "answer", [MANY, b"$4000000000\r\n", b"*1\r\n" * 100, b"%1000000000\r\n", b"+" + b"x" * 10_000]
+    "answer", [MANY, b"$4000000000\r\n", b"*1\r\n" * 100_000, b"%1000000000\r\n", b"+" + b"x" * 100_000]
 )
-@pytest.mark.parametrize("command", ["PING", "SUBSCRIBE", "PUBLISH", "SET", "XRANGE", "TIME"])
-async def test_no_answer_is_read_that_no_redis_gives(answer: bytes, command: str) -> None:
+@pytest.mark.parametrize("command", ["PING", "XADD", "XREAD"])
+async def test_an_announced_size_takes_no_memory(answer: bytes, command: str) -> None:
     """On every connection, from the first answer on: the session ends, and the link says why."""
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with hostile(**{command: answer}) as server:
-        async with linked(f"redis://127.0.0.1:{server.port}", "a", before=_was_whole) as a:
-            await until(lambda: a.link.failures["protocol"])
+        async with linked(f"redis://127.0.0.1:{server.port}", "a", timeout_s=0.2) as a:
+            await until(lambda: a.link.failures)
+            assert not a.link.connected
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 100_000
+
+
+@pytest.mark.parametrize("answer", [b"%1\r\n", b"*1\r\n" * 100, b":7\r\n", b"$2\r\nxy\r\n", b"*2\r\n$1\r\na\r\n:1\r\n"])
+@pytest.mark.parametrize("command", ["PING", "XADD", "SET", "SADD", "SMEMBERS", "XREAD"])
+async def test_no_answer_that_no_redis_gives_is_a_bug(
+    answer: bytes, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On every connection, from the first answer on: nothing of it is taken, and the link is not whole."""
+    async with hostile(**{command: answer}) as server:
+        async with linked(f"redis://127.0.0.1:{server.port}", "a", timeout_s=0.5) as a:
+            await until(lambda: a.link.failures)
             assert not a.link.connected
             assert not a.owners
-
-
-def _was_whole(one: OneRouter) -> None:
-    one.link._whole_s = time.monotonic()  # so that the store is asked for its clock
+    assert not [each for each in caplog.records if getattr(each, "event", "") == "bug"]
 
 
 async def test_a_store_that_lies_is_asked_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,44 +133,27 @@ def _limits() -> dict[str, object]:
     return {"fleet": "f", "timeout_s": 0.5, "tls": TlsFiles(), "owners_max": 8, "peers_max": 8, "secrets": ()}
 
 
-async def test_messages_before_anybody_listens_are_bounded() -> None:
-    """None counts that comes before the subscription, and of those behind it a few megabytes do."""
-    flood = message(b"x" * 100_000)
-    async with hostile(SUBSCRIBE=flood * 20 + SUBSCRIBED + flood * 200) as server:
-        async with open_session(parse_address(f"redis://127.0.0.1:{server.port}"), "f", 5.0, TlsFiles()) as store:
-            await until(lambda: store._early_bytes > EARLY_BYTES_MAX - 100_064)
-            store.publish(b"x")  # its answer comes on another connection
-            await until(lambda: not store._unanswered)
-            assert sum(map(len, store._early)) <= EARLY_BYTES_MAX
-            heard = list[bytes]()
-            task = asyncio.create_task(store.listen(heard.append))
-            await until(lambda: len(heard) >= EARLY_BYTES_MAX // 100_064)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_pages_without_an_end_have_one() -> None:
-    """A stream of owners that is always a full page is read for as many as there may be."""
-    async with hostile(XRANGE=b"*%d\r\n" % PAGE + ENTRY * PAGE) as server:
+    """A stream of owners that has the same page for ever is read once."""
+    async with hostile(XREAD=OWNERS + b"*3\r\n" + ENTRY * 3) as server:
         async with open_session(parse_address(f"redis://127.0.0.1:{server.port}"), "f", 5.0, TlsFiles()) as store:
-            pages = [len(page) async for page in store.read(0, 10 * PAGE)]
-    assert pages == [PAGE] * (10 + PAGES_MORE)
-    assert server.asked.count(b"XRANGE") == len(pages)
+            page = await store.read_owners((0, 0))
+            assert [owner for owner, _ in page.owners] == [("x", "u", "t")] * 3
+            assert page.owners_at == (1, 1)
 
 
-@pytest.mark.parametrize("ends", [MANY, b""], ids=["by an odd answer", "by the link"])
-async def test_a_session_that_is_over_is_freed_without_the_collector(ends: bytes) -> None:
-    """Its buffers may be megabytes, and the collector of cycles seldom runs."""
-    buffers: Callable[[], object] = lambda: None  # noqa: E731
-    async with hostile(PUBLISH=ends or b":1\r\n") as server:
-        gc.collect()
-        gc.disable()
-        try:
-            async with open_session(parse_address(f"redis://127.0.0.1:{server.port}"), "f", 5.0, TlsFiles()) as store:
-                buffers = weakref.ref(store._said._reader)
-                store.publish(b"x")
-                await until(lambda store=store: store._error if ends else not store._unanswered)
-                store.abort()
-            assert buffers() is None
-        finally:
-            gc.enable()
+@pytest.mark.promise(
+    "A flood of messages from the shared store is read 64 at a time, with a pause after each.", "store"
+)
+async def test_a_flood_leaves_the_loop_to_others() -> None:
+    """A store that returns as many messages as it is asked for, at once and for ever: they are read with pauses, and
+    other work has its turn between two messages."""
+    entry = b"*2\r\n" + ID + b"*2\r\n$1\r\nm\r\n$3\r\nodd\r\n"
+    messages = b"*1\r\n*2\r\n$22\r\nwarmroute:{f}:messages\r\n*%d\r\n" % READ_MAX + entry * READ_MAX
+    async with hostile(XREAD=messages) as server:
+        async with linked(f"redis://127.0.0.1:{server.port}", "a", timeout_s=0.5) as a:
+            await until(lambda: a.link.counts["heard"])
+            begun_s, before = time.monotonic(), a.link.counts["heard"]
+            await until(lambda: a.link.counts["heard"] >= before + 20 * READ_MAX)
+            reads = (a.link.counts["heard"] - before) / READ_MAX
+            assert time.monotonic() - begun_s >= (reads - 2) * peer_link.READ_GAP_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from contextlib import AsyncExitStack
@@ -16,8 +15,8 @@ import trustme
 from router.peering import peer_link, peers, publisher
 from router.peering.clients import TlsFiles
 from router.peering.publisher import HEARTBEAT_S, URGENT_GAP_S
-from router.peering.redis_store import _is_message, open_session
-from router.peering.session import StoreFailed
+from router.peering.redis_store import open_session
+from router.peering.session import ZERO_ID
 from router.peering.store_url import parse_address
 from tests.peering.links import OneRouter, linked
 from tests.peering.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
@@ -61,8 +60,8 @@ async def test_a_core_that_has_nothing_to_say_yet_is_not_asked_without_a_pause()
 
 @pytest.mark.parametrize("told", ["urgent", "changed"])
 async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message goes out for another reason, and the core would have its own wait; or it says within its message that
-    there is more: the core is asked again though no message is due for a minute."""
+    """The core would have its message wait, or it says within its message that there is more: it is asked again though
+    no message is due for a minute."""
     async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
         await until(lambda: a.link.routers == 2 and b.link.connected)
         monkeypatch.setattr(publisher, "HEARTBEAT_S", 60.0)
@@ -70,7 +69,6 @@ async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeyp
         monkeypatch.setattr(peers, "SILENT_S", 60.0)
         a.core.left = getattr(a.link, told)
         a.core.to_say = [None, b"first", b"second", b"third"]
-        a.link.publish_response_owner("resp_1", "http://r", "acme")
         getattr(a.link, told)()
         await until(lambda: b.core.heard == [b"first", b"second", b"third"])
 
@@ -87,64 +85,74 @@ async def test_who_leaves_says_nothing_behind_that(monkeypatch: pytest.MonkeyPat
         assert a.core.asked == asked
 
 
-async def test_the_first_message_is_heard_by_its_router_as_well() -> None:
-    """A session that says something at once hears it, though it begins to listen only then: what others answer to a
-    first message reaches the router that said it."""
-    async with StoreServer() as server:
-        for n in range(20):
-            heard: list[bytes] = []
-            async with open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
-                store.publish(b"%d" % n)
-                task = asyncio.create_task(store.listen(heard.append))
-                await until(lambda heard=heard: heard)
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            assert heard == [b"%d" % n]
-
-
-async def test_a_message_without_an_answer_fails_in_time() -> None:
-    """A store that takes a message and says nothing to it counts as gone after `timeout_s`."""
+async def test_messages_have_an_order_and_are_read_again_from_any_place() -> None:
+    """The store's stream has what was added, under ascending ids, for a reader that comes later too."""
     async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
-        server.freeze()
-        store.publish(b"x")
-        store._timeout_s = 0.0  # it has passed
-        with pytest.raises(StoreFailed, match="no answer in time") as failed:
-            store.publish(b"x")
-        server.thaw()
-        assert failed.value.kind == "timeout"
+        ids = [await store.add(b"%d" % n) for n in range(3)]
+        assert ids == sorted(ids)
+        page = await store.read(ZERO_ID, ZERO_ID)
+        assert page.messages == [(id_, b"%d" % n) for n, id_ in enumerate(ids)]
+        assert page.messages_at == ids[-1]
+        assert (await store.read(ids[1], ZERO_ID)).messages == [(ids[2], b"2")]
+        waiting = asyncio.create_task(store.read(ids[2], ZERO_ID))
+        last = await store.add(b"3")
+        assert (await waiting).messages == [(last, b"3")]
 
 
-async def test_a_message_that_is_refused_ends_the_session() -> None:
-    """Nobody waits for what the store says to a message: a session whose messages are refused fails by its listener."""
-    async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
-        assert (await server.ask("ACL", "SETUSER", "default", "-publish")).startswith(b"+OK")
-        store.publish(b"x")
-        with pytest.raises(StoreFailed) as failed:
-            await store.listen(lambda _: None)
-        assert failed.value.kind == "denied"
-        with pytest.raises(StoreFailed):
-            store.publish(b"x")
+async def test_a_router_that_comes_later_reads_the_state_of_those_before_it() -> None:
+    """The state first, and then each message after it, once; and those before it know it from its first message."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        a.core.own_state = b"of a"
+        await until(lambda: a.link.connected)
+        a.core.to_say = [b"before"]
+        a.link.changed()
+        await until(lambda: not a.core.to_say)
+        states = (await server.ask("INFO", "commandstats")).partition(b"cmdstat_set:calls=")[2].partition(b",")[0]
+        while (await server.ask("INFO", "commandstats")).partition(b"cmdstat_set:calls=")[2].startswith(states + b","):
+            await asyncio.sleep(0.01)  # the next state includes that message
+        async with linked(server.url, "b") as b:
+            await until(lambda: a.link.routers == b.link.routers == 2)
+            a.core.to_say = [b"after"]
+            a.link.changed()
+            await until(lambda: bool(b.core.heard))
+            assert (b.core.restored, b.core.heard, a.core.begun) == ([b"of a"], [b"after"], ["b"])
+            assert not a.core.restored
 
 
-async def test_a_bug_in_hearing_is_no_failure_of_the_store() -> None:
-    """It is raised as it is, so that the link logs it."""
+@pytest.mark.parametrize("what", ["trimmed", "emptied"])
+async def test_a_router_that_has_missed_messages_reads_the_state(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream no longer has a message that it has not read: the numbers of messages show it, and the state of their
+    router takes their place."""
+    monkeypatch.setattr(peer_link, "READ_GAP_S", 0.3)
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
+        await until(lambda: a.link.routers == b.link.routers == 2)
+        begun = len(a.core.restored), len(b.core.restored)
+        async with asyncio.timeout(60):
+            while begun == (len(a.core.restored), len(b.core.restored)):
+                a.core.to_say = [b"lost"]
+                a.link.changed()
+                await server.ask(
+                    *(("XTRIM", "warmroute:{f}:messages", "MAXLEN", "0") if what == "trimmed" else ["FLUSHALL"])
+                )
+                await asyncio.sleep(0.05)
+        await until(lambda: a.link.routers == b.link.routers == 2)
+        assert not a.link.counts["interruptions"]
 
-    def hear(message: bytes) -> None:
-        raise ValueError(message.decode())
 
-    async with StoreServer() as server, open_session(parse_address(server.url), "f", 5.0, TlsFiles()) as store:
-        store.publish(b"a bug")
-        with pytest.raises(ValueError, match="a bug"):
-            await store.listen(hear)
-
-
-def test_what_is_no_message_is_passed_over() -> None:
-    """A store that lies hands out lists of any length with anything in them."""
-    said = [b"message", b"channel", b"x"]
-    assert _is_message(said)
-    for odd in (None, 1, b"message", [], said[:2], [*said, b"y"], [b"subscribe", b"channel", 1], [*said[:2], 1]):
-        assert not _is_message(odd)
+async def test_a_message_that_the_store_has_not_confirmed_is_added_again() -> None:
+    """Whoever read the first copy ignores the second one by its number; whoever did not reads that."""
+    async with AsyncExitStack() as stack:
+        _, network, a, b = await two_routers(stack)
+        network.cut(there=False, back=True)
+        a.core.to_say = [b"once"]
+        a.link.changed()
+        await until(lambda: not a.link.connected)
+        network.mend()
+        await until(lambda: bool(b.core.heard) and a.link.connected and b.link.routers == 2)
+        assert b.link.counts["ignored"]
+        heard = b.link.counts["heard"]
+        await until(lambda: b.link.counts["heard"] > heard + 4)
+        assert b.core.heard == [b"once"]
 
 
 async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:
@@ -154,7 +162,7 @@ async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None
             await until(lambda: a.link.routers == 2 and b.link.routers == 2)
         await until(lambda: a.link.routers == 1 and a.link.connected)
         async with linked(server.url, "c") as c:
-            await until(lambda: a.link.routers == 2)
+            await until(lambda: a.link.routers == 2 and c.link.connected)
             for task in c.link._tasks:
                 task.cancel()
             await until(lambda: a.link.routers == 1)
@@ -230,16 +238,6 @@ async def test_what_was_said_into_a_cut_network_is_said_again() -> None:
         await until(lambda: bool(b.owners))
 
 
-async def test_what_is_written_while_a_router_begins_to_listen_is_read() -> None:
-    """An owner that was told before a router listened, and written after it had read: it reads once more."""
-    async with StoreServer() as server, linked(server.url, "b") as b:
-        while await server.ask("EXISTS", "warmroute:{f}:router:b") != b":1\r\n":  # written after the first reading
-            await asyncio.sleep(0.01)
-        words = ("i", "resp_1", "r", "http://r", "t", "acme")
-        await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
-        await until(lambda: bool(b.owners))
-
-
 async def test_an_emptied_store_is_filled_again() -> None:
     """After FLUSHALL routers go on hearing each other, and one that comes later still learns of every response."""
     async with StoreServer() as server:
@@ -255,36 +253,40 @@ async def test_an_emptied_store_is_filled_again() -> None:
 
 
 @pytest.mark.parametrize("why", ["full", "read-only", "denied"])
-async def test_a_store_that_takes_no_writes_is_said_once_and_messages_pass(
-    why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Full, read-only, or without the right to write: routers hear each other all the same, owners too; the refusal is
-    logged once, and over when the store takes writes again."""
+async def test_a_store_that_takes_no_writes_leaves_routers_alone(why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Full, read-only, or without the right to write: routers are alone, say so once with the store's reason, and hear
+    each other again when it takes writes."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(StoreServer())
         url = server.url
         if why == "read-only":
             replica = await stack.enter_async_context(replica_of(server))
+            await replica.ask("REPLICAOF", "NO", "ONE")
             url = replica.url
+        await server.ask("ACL", "SETUSER", "w", "on", ">pw", "&*", "~*", "+@all")
         if why == "denied":
-            await server.ask("ACL", "SETUSER", "w", "on", ">pw", "&*", "~*", "+@all", "-set")
             url = server.url.replace("//", "//w:pw@")
         a, b = [await stack.enter_async_context(linked(url, name)) for name in "ab"]
-        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.connected)
         if why == "full":
             await server.ask("CONFIG", "SET", "maxmemory", "1")
+        elif why == "read-only":
+            await replica.ask("REPLICAOF", "127.0.0.1", str(server.port))
+        else:
+            await server.ask("ACL", "SETUSER", "w", "-xadd")
         a.link.publish_response_owner("resp_1", "http://r", "acme")
-        await until(lambda: b.owners and a.link.refusal)
-        await asyncio.sleep(1.2)
-        await until(lambda: a.link.connected)
-        assert sum(getattr(r, "event", "") == "sharing_refused" for r in caplog.records) == 2  # a and b
+        await until(lambda: not a.link.connected and not b.link.connected and a.link.refusal)
+        assert a.link.refusal == a.link.why
+        await until(lambda: sum(a.link.failures.values()) > 5)
+        assert sum(getattr(r, "event", "") == "peering_disconnected" for r in caplog.records) == 2  # a and b
         if why == "full":
             await server.ask("CONFIG", "SET", "maxmemory", "0")
         elif why == "read-only":
             await replica.ask("REPLICAOF", "NO", "ONE")
         else:
-            await server.ask("ACL", "SETUSER", "w", "+set")
-        await until(lambda: not a.link.refusal and a.link.counts["written"])
+            await server.ask("ACL", "SETUSER", "w", "+xadd")
+        await until(lambda: a.link.connected and a.link.routers == 2 and b.owners)
+        assert not a.link.refusal
 
 
 @pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
@@ -296,15 +298,12 @@ async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) 
             await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
         async with linked(server.url, "a") as a, linked(server.url, "b") as b:
             await until(lambda: a.link.routers == 2 and b.link.routers == 2)
-            channel = "warmroute:{f}:said"
-            garbage = [b"", b"\x01", b"\x01" * 17, b"\x01" * 64, b"\x01" + b"\0" * 16 + b"\x91\xa1a" * 9]
-            for n, words in enumerate([*garbage, b"\x01" * (6 << 20), b"\x7f of another release"], 1):
-                while a.link.counts["bad"] + a.link.counts["other_release"] < n:
-                    await server.ask("PUBLISH", channel, words)
-                    for _ in range(100):  # it is lost where the link happens to be opened anew
-                        if a.link.counts["bad"] + a.link.counts["other_release"] >= n:
-                            break
-                        await asyncio.sleep(0.05)
+            stream = "warmroute:{f}:messages"
+            garbage = [b"", b"\x03", b"\x03" * 25, b"\x03" * 64, b"\x03" + b"\0" * 24 + b"\x91\xa1a" * 9]
+            for words in [*garbage, b"\x03" * (6 << 20), b"\x7f of another release"]:
+                await server.ask("XADD", stream, "*", "m", words)
+            await server.ask("XADD", stream, "*", "of another field", "x")
+            await until(lambda: a.link.counts["bad"] + a.link.counts["other_release"] >= len(garbage) + 3)
             assert a.link.counts["other_release"]
             b.core.to_say += [b"bad", b"good"]
             await until(lambda: a.core.heard == [b"good"])

@@ -17,15 +17,16 @@ from router.peering.message_auth import (
     OWNER,
     PARCEL,
     SECRETS_MAX,
+    STATE,
     NotSealed,
     Seals,
     owner_bytes,
     secret_of_keys,
 )
-from router.peering.peers import PAST_MAX, SILENT_S, PeerRegistry
+from router.peering.peers import PAST_MAX, SILENT_S, Arrival, PeerRegistry
 
 ONE, TWO = b"1" * 32, b"2" * 32
-MESSAGE_BYTES = pack_frame(PeerFrame(name="a"), 1, 0.0)
+MESSAGE_BYTES = pack_frame(PeerFrame(name="a"), 1, 1, 0.0)
 
 
 def seals(*secrets: bytes, fleet: str = "f") -> Seals:
@@ -35,22 +36,22 @@ def seals(*secrets: bytes, fleet: str = "f") -> Seals:
 
 def test_a_message_is_of_who_has_the_secret() -> None:
     """Of this fleet alone, and with the sender's clock; another secret, another fleet, none, or no mark is refused."""
-    sealed = seals(ONE).seal(MESSAGE_BYTES, 12.5)
-    assert seals(ONE).unseal(sealed) == (MESSAGE_BYTES, 12.5)
+    sealed = seals(ONE).seal(MESSAGE, MESSAGE_BYTES, 12.5)
+    assert seals(ONE).unseal(MESSAGE, sealed) == (MESSAGE_BYTES, 12.5)
     for other in (seals(TWO), seals(ONE, fleet="g"), seals()):
         with pytest.raises(NotSealed):
-            other.unseal(sealed)
+            other.unseal(MESSAGE, sealed)
     with pytest.raises(NotSealed):
-        seals(ONE).unseal(MESSAGE_BYTES)
-    assert seals().unseal(seals().seal(MESSAGE_BYTES, 1.0)) == (MESSAGE_BYTES, None)
+        seals(ONE).unseal(MESSAGE, MESSAGE_BYTES)
+    assert seals().unseal(MESSAGE, seals().seal(MESSAGE, MESSAGE_BYTES, 1.0)) == (MESSAGE_BYTES, None)
 
 
 def test_a_mark_counts_for_one_purpose() -> None:
-    """A message is no owner, and no parcel."""
+    """A message is no state, no owner, and no parcel."""
     one = seals(ONE)
-    for purpose in (MESSAGE, OWNER, PARCEL):
+    for purpose in (MESSAGE, STATE, OWNER, PARCEL):
         mark = one.mark(purpose, b"x")
-        assert [one.holds(each, b"x", mark) for each in (MESSAGE, OWNER, PARCEL)].count(True) == 1
+        assert [one.holds(each, b"x", mark) for each in (MESSAGE, STATE, OWNER, PARCEL)].count(True) == 1
         assert not one.holds(purpose, b"y", mark)
     assert (
         len({owner_bytes(*each) for each in [("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("", "ab", "c")]}) == 4
@@ -60,22 +61,22 @@ def test_a_mark_counts_for_one_purpose() -> None:
 @given(st.data())
 def test_whatever_is_damaged_is_refused(data: st.DataObject) -> None:
     """Any other byte, a cut, more bytes: NotSealed, and nothing else."""
-    sealed = bytearray(seals(ONE).seal(MESSAGE_BYTES, 12.5))
+    sealed = bytearray(seals(ONE).seal(MESSAGE, MESSAGE_BYTES, 12.5))
     at = data.draw(st.integers(0, len(sealed) - 1))
     sealed[at] ^= data.draw(st.integers(1, 255))
     cut = bytes(sealed[: data.draw(st.integers(0, len(sealed)))]) + data.draw(st.binary(max_size=3))
     with pytest.raises(NotSealed):
-        seals(ONE).unseal(cut)
+        seals(ONE).unseal(MESSAGE, cut)
 
 
 def test_two_secrets_while_one_is_exchanged() -> None:
     """A router with the new and the old one is heard by those with either, and hears both."""
     old, both, new = seals(ONE), seals(TWO, ONE), seals(TWO)
     for one, other in ((old, both), (both, new)):
-        assert one.unseal(other.seal(MESSAGE_BYTES, 1.0))[0] == MESSAGE_BYTES
-        assert other.unseal(one.seal(MESSAGE_BYTES, 1.0))[0] == MESSAGE_BYTES
+        assert one.unseal(MESSAGE, other.seal(MESSAGE, MESSAGE_BYTES, 1.0))[0] == MESSAGE_BYTES
+        assert other.unseal(MESSAGE, one.seal(MESSAGE, MESSAGE_BYTES, 1.0))[0] == MESSAGE_BYTES
     with pytest.raises(NotSealed):
-        old.unseal(new.seal(MESSAGE_BYTES, 1.0))
+        old.unseal(MESSAGE, new.seal(MESSAGE, MESSAGE_BYTES, 1.0))
 
 
 def test_the_keys_of_before_count_for_a_while() -> None:
@@ -85,14 +86,14 @@ def test_the_keys_of_before_count_for_a_while() -> None:
     one, other = (Seals("f", [ONE], lambda: now_s) for _ in range(2))
     assert not one.renew([ONE])
     assert one.renew([TWO])
-    assert other.unseal(one.seal(MESSAGE_BYTES, 1.0))
-    assert one.unseal(other.seal(MESSAGE_BYTES, 1.0))
+    assert other.unseal(MESSAGE, one.seal(MESSAGE, MESSAGE_BYTES, 1.0))
+    assert one.unseal(MESSAGE, other.seal(MESSAGE, MESSAGE_BYTES, 1.0))
     now_s = GRACE_S
-    late = one.seal(MESSAGE_BYTES, 1.0)
+    late = one.seal(MESSAGE, MESSAGE_BYTES, 1.0)
     with pytest.raises(NotSealed):
-        other.unseal(late)
+        other.unseal(MESSAGE, late)
     assert other.renew([TWO])
-    assert other.unseal(late)
+    assert other.unseal(MESSAGE, late)
     for n in range(10):
         one.renew([b"%d" % n])
     assert len(one.mark(OWNER, b"x")) == SECRETS_MAX * MARK_BYTES
@@ -108,19 +109,23 @@ def test_what_was_recorded_does_not_count_again() -> None:
     """Of a process that is heard, was forgotten, or has left, no message counts that is not later; and of one that was
     never heard none that was said long ago by the wall clock."""
     peers = PeerRegistry("a", 1, 8)
-    assert not peers.detect_replay(2, 10.0, 5.0)
-    peers.note_message(2, "b", 10.0, 0.0)
-    assert peers.detect_replay(2, 10.0, 0.0)
-    assert not peers.detect_replay(2, 10.1, FRESH_S + 1)  # its clock was set while it was heard
+    assert not peers.detect_replay(2, 10, 5.0)
+    peers.note_message(2, "b", 10, 0.0)
+    assert peers.detect_replay(2, 9, 0.0)
+    assert peers.note_message(2, "b", 10, 0.1) is Arrival.IGNORED
+    assert not peers.detect_replay(2, 11, FRESH_S + 1)  # its clock was set while it was heard
     assert peers.expire_silent(SILENT_S) == [2]
-    assert peers.detect_replay(2, 10.0, 0.0)
-    assert peers.detect_replay(2, 10.1, FRESH_S + 1)
+    assert peers.detect_replay(2, 9, 0.0)
+    assert peers.detect_replay(2, 11, FRESH_S + 1)
+    assert peers.note_message(2, "b", 10, 0.1) is Arrival.IGNORED
     peers.remove_peer(2)
-    assert peers.detect_replay(2, 10.0, 0.0)
-    assert not peers.detect_replay(2, 10.1, 0.0)
+    assert peers.detect_replay(2, 9, 0.0)
+    assert peers.note_message(2, "b", 10, 0.1) is Arrival.IGNORED
+    assert not peers.needs_state(2, 10)
+    assert not peers.detect_replay(2, 11, 0.0)
     for apart_s in (FRESH_S + 1, float("nan"), float("inf")):
-        assert peers.detect_replay(3, 1.0, apart_s)
+        assert peers.detect_replay(3, 1, apart_s)
     for origin in range(10, 10 + 2 * PAST_MAX):
-        peers.note_message(origin, str(origin), 1.0, 0.0)
+        peers.note_message(origin, str(origin), 1, 0.0)
         peers.remove_peer(origin)
     assert len(peers._past) == PAST_MAX

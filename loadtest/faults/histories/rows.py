@@ -19,14 +19,15 @@ from loadtest.faults.histories.fleet import HistoryRouter, fleet
 from loadtest.faults.histories.model import HOUR_S, excess
 from loadtest.faults.histories.run import OWNERS, PER_MIN, RATED, TIMEOUT_S, History
 from loadtest.faults.soak import BUGS
-from router.peering.persistence import FILL_S, FILL_TURNS, PERSIST_INTERVAL_S, READ_EVERY_S, REWRITE_S
+from router.peering.message_receiver import STATE_EVERY_S
+from router.peering.persistence import FILL_S, FILL_TURNS, REWRITE_S
 
 GOAL = 30
 SKEWS_S = (0.0, 5.0, -5.0, 2.5)
 HOUR_EXCESS_MAX = 0.05
 WHOLE_S, END_S = 30.0, 120.0
-# Time limit for rewriting and rereading the data that a store has lost.
-SETTLE_S = REWRITE_S + FILL_S + FILL_TURNS * PERSIST_INTERVAL_S + READ_EVERY_S + 4.0
+# Time limit for rewriting the data that a store has lost.
+SETTLE_S = REWRITE_S + FILL_S + FILL_TURNS * STATE_EVERY_S + 4.0
 ANOMALIES = (
     "a response in another tenant's hands",
     "another response than the one asked for",

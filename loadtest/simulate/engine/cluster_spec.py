@@ -68,8 +68,6 @@ class ClusterSpec:
     routers: int = 1
     share_delay_s: float | None = None
     """Delay of messages between routers. None: routers share no state."""
-    share_loss: float = 0.0
-    """Chance of each of their messages to miss a router."""
     share_partition: tuple[float, float] | None = None
     """(begin, duration): a time in which the first router neither sends nor receives messages."""
     probe_interval_s: float = 1.0

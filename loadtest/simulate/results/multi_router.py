@@ -25,7 +25,7 @@ from loadtest.simulate.scenarios.registry import LOADS, SCENARIOS
 
 OF_SEVERAL = ("two_routers", "four_routers")
 """Scenarios that are another one with several routers."""
-NEAR_S, FAR_S, LOST = 0.005, 0.2, 0.05
+NEAR_S, FAR_S = 0.005, 0.2
 LEAST = 0.001  # least ratio in a geometric mean, in place of 0
 NEAR_LIMIT, FAR_LIMIT = 0.03, 0.06  # parts of one router's figure by which several may be worse
 
@@ -37,7 +37,6 @@ class Variant:
     label: str
     routers: int = 1
     delay_s: float | None = None
-    loss: float = 0.0
     names: str = ""
     """Prefix of the replicas' names; if empty, the names are the scenario's."""
     limit: float = 0.0
@@ -45,14 +44,13 @@ class Variant:
     def apply_to(self, setting: ClusterSpec) -> ClusterSpec:
         """Return the cluster with these routers."""
         names = tuple(f"http://{self.names}-{n}" for n in range(setting.replicas)) if self.names else setting.names
-        return replace(setting, routers=self.routers, share_delay_s=self.delay_s, share_loss=self.loss, names=names)
+        return replace(setting, routers=self.routers, share_delay_s=self.delay_s, names=names)
 
 
 ALONE = (Variant("1"), Variant("1, other names", names="a"), Variant("1, again others", names="b"))
 TOGETHER = (
     *(Variant(f"{routers}", routers, NEAR_S, limit=NEAR_LIMIT) for routers in (2, 4, 8)),
     Variant("4, 200 ms late", 4, FAR_S, limit=FAR_LIMIT),
-    Variant("4, 5 % lost", 4, NEAR_S, LOST, limit=FAR_LIMIT),
 )
 VARIANTS = {variant.label: variant for variant in (*ALONE, *TOGETHER)}
 

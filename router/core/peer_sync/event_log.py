@@ -1,9 +1,9 @@
 """Events since the last message: placements with their keys, first tokens, ends of leases. The queue is bounded; events
 beyond the bound are omitted and counted.
 
-Unlike sums, events are sent once. Messages are numbered, so a router that misses one requests its events again, which
-are kept for a while. A placement that is lost permanently leaves its prompt unknown until the next turn of its
-conversation. A lost end is corrected by the number of the oldest open lease, which each message contains.
+Unlike sums, events are sent once, in a channel that keeps their order. A router that missed some, because they are no
+longer in the channel, does not know these prompts until the next turn of their conversations. A missed end is corrected
+by the number of the oldest open lease, which each message contains.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from router.core.peer_sync.messages import (
     AnswerRef,
     ConversationMark,
     ExpectedBlocks,
-    Gap,
-    Retransmit,
     SharedEnd,
     SharedFirstToken,
     SharedPlacement,
@@ -40,9 +38,6 @@ class EventLog:
         self._first_tokens: deque[SharedFirstToken] = deque()
         self._ends: deque[SharedEnd] = deque()
         self._keys = 0  # keys of blocks in `_placements`
-        # Content of recent messages: (number of the message, placements, ends, cost in keys).
-        self._told: deque[tuple[int, list[SharedPlacement], list[SharedEnd], int]] = deque()
-        self._told_keys = 0
         # Open leases that were sent, oldest first. Not a dict: after a dict has lost its first entries, the search for
         # its first remaining entry begins at its first slot.
         self._open: OrderedDict[int, None] = OrderedDict()
@@ -137,36 +132,6 @@ class EventLog:
             else:
                 self._ends.append(end)
         return placements, first_tokens, ends
-
-    def keep(self, seq: int, placements: list[SharedPlacement], ends: list[SharedEnd]) -> None:
-        """Keep the content of a message for routers that miss it."""
-        if placements or ends:
-            limits = self._limits
-            keys = (
-                limits.placement_keys * len(placements) + limits.end_keys * len(ends) + sum(map(_keys_of, placements))
-            )
-            self._told.append((seq, placements, ends, keys))
-            self._told_keys += keys
-        while len(self._told) > self._limits.told_max or self._told_keys > self._limits.queue_keys_max:
-            self._told_keys -= self._told.popleft()[3]
-
-    def build_retransmit(self, gap: Gap, keys_max: int) -> tuple[Retransmit, Gap | None]:
-        """Return the kept content of messages that a router missed, up to a cost of `keys_max`, and the remaining gap.
-        Leases that have ended since are marked as computed."""
-        again, keys = Retransmit(gap[0], [], []), 0
-        for seq, placements, ends, more in self._told:
-            if gap[1] <= seq <= gap[2]:
-                if keys and keys + more > keys_max:
-                    return again, (gap[0], seq, gap[2])
-                keys += more
-                again.placements += [each if each.lease in self._open else _over(each) for each in placements]
-                again.ends += ends
-        return again, None
-
-
-def _over(shared: SharedPlacement) -> SharedPlacement:
-    own, kin, cached = shared.own_tokens, shared.kin, shared.cached_tokens
-    return SharedPlacement(shared.lease, shared.replica, own, 0, shared.keys, None, shared.credit, kin, cached)
 
 
 def _claim(lease: Lease) -> ExpectedBlocks | None:

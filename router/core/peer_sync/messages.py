@@ -1,13 +1,8 @@
-"""Wire format of messages between routers. The bytes are untrusted: any client of the channel may have written them.
+"""Wire format of messages between routers, as msgpack. The bytes are untrusted: any client of the store may have
+written them.
 
-    version   1 byte        an unknown one is of another release: the message is ignored without an error
-    name      1 + n bytes   its length, and the router's name in UTF-8
-    boot      8 bytes       big-endian; a later process of that name has a higher one
-    body      msgpack       a SharedMessage
-
-Name and boot precede the body, so that a router recognizes its own messages, which a channel may return, without
-decoding them. Keys of blocks are packed bytes, eight for each key. A row is bytes within the message, which are decoded
-only if they differ from the last ones. Most rows are repeated unchanged, for routers that missed them.
+Keys of blocks are packed bytes, eight for each key. A row is bytes within the message, which are decoded only if they
+differ from the last ones: a router's complete state repeats most of its rows.
 """
 
 from __future__ import annotations
@@ -23,33 +18,20 @@ from msgspec import Meta
 from router.core.estimators.reuse import BUCKETS
 from router.core.types.peer_load import Count, Moment, PeerLoad, Whole
 
-VERSION = 2
-NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
 ROW_BYTES_MAX = 160
-NUMBER_MAX = (1 << 64) - 1  # highest number of a replica
 KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas with shared speeds, and base models of a kind
 MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
     *("answer_ms_max", "token_ms_max", "longest_tokens"),
 )  # means and maxima of ModelSpeeds that are shared
-GAPS_MAX = 64  # gaps in other routers' messages that a message requests or fills
 FITS_MAX = 64  # replicas with their own speeds in a message
-LAGS_MAX = 256  # routers with their lags in a message
 NEWS_MAX = 256  # placements, first tokens, or ends, in a message; SharingLimits allow 200 at most
 MESSAGE_BYTES_MAX = 4 << 20  # no router sends a longer message
-_HEAD_BYTES = 2  # version and length of the name
-_BOOT_BYTES = 8
 
 
 Number = Annotated[int, Meta(ge=0)]
-
-
-Gap = tuple[Number, Number, Number]
-"""(number of a router, first and last of its missed messages)"""
-
-
 RowBytes = Annotated[bytes, Meta(max_length=ROW_BYTES_MAX)]
 """A ReplicaLoadRow as msgpack."""
 
@@ -126,15 +108,6 @@ class SharedEnd(msgspec.Struct, array_like=True, gc=False):
     answer_blocks: Count = 0  # blocks of the answer after the prompt
 
 
-class Retransmit(msgspec.Struct, array_like=True):
-    """Placements and ends that one router missed, repeated for that router alone. All others have received them
-    already."""
-
-    router: Number
-    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)]
-    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)]
-
-
 class FitSums(msgspec.Struct, array_like=True, gc=False):
     """Sums of a least-squares fit (core/estimators/least_squares.py)."""
 
@@ -180,17 +153,12 @@ class SharedModels(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedMessage(msgspec.Struct, array_like=True):
-    """One message. Times are milliseconds of the sender's clock.
+    """One message, or the complete state of a router. Times are milliseconds of the sender's clock.
 
-    `rows` are of replicas with a change, and replace their previous rows. Several times a second a message has an
-    `arc`: the first and the last number of a range of replicas for which its rows are complete. The router has no open
-    work at a replica of that range without a row. A circle of arcs, from 0 to NUMBER_MAX, covers all replicas.
+    The rows of a message are of replicas with a change, and replace their previous rows. A state has the rows of all
+    replicas with any count of this process, and no events.
     """
 
-    seq: Count  # messages of this process before this one
-    sent_ms: Moment
-    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, its ClockOffset.lag_ms)
-    arc: tuple[Number, Number] | None
     rows: Annotated[list[RowBytes], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
@@ -198,8 +166,6 @@ class SharedMessage(msgspec.Struct, array_like=True):
     ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
     models: SharedModels | None = None
     fits: Annotated[list[SharedFits], Meta(max_length=FITS_MAX)] = []
-    missed: Annotated[list[Gap], Meta(max_length=GAPS_MAX)] = []
-    again: Annotated[list[Retransmit], Meta(max_length=GAPS_MAX)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -207,44 +173,19 @@ _decoder = msgspec.msgpack.Decoder(SharedMessage)
 _row_decoder = msgspec.msgpack.Decoder(ReplicaLoadRow)
 
 
-def head(name: str, boot: int) -> bytes:
-    """Return the common prefix of all messages of this process. Raises ValueError for a name that is too long or
-    empty."""
-    encoded = name.encode()
-    if not 0 < len(encoded) <= NAME_BYTES_MAX:
-        raise ValueError(f"a router's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}: {name[:40]!r}")
-    return bytes((VERSION, len(encoded))) + encoded + boot.to_bytes(_BOOT_BYTES, "big")
-
-
-def encode_message(head_: bytes, body: SharedMessage) -> bytes:
+def encode_message(body: SharedMessage) -> bytes:
     """Return the message as bytes."""
-    return head_ + _encoder.encode(body)
+    return _encoder.encode(body)
 
 
-def sender_of(message: bytes) -> tuple[str, int, int] | None:
-    """Return (name, boot, offset of the body); None for another version. Raises BadMessage."""
-    if len(message) < _HEAD_BYTES:
-        raise BadMessage(f"{len(message)} bytes are not a message")
-    if message[0] != VERSION:
-        return None
-    end = _HEAD_BYTES + message[1]
-    if not message[1] or len(message) < end + _BOOT_BYTES:
-        raise BadMessage("the head is truncated")
-    try:
-        name = message[_HEAD_BYTES:end].decode()
-    except UnicodeDecodeError as error:
-        raise BadMessage("the router's name is not UTF-8") from error
-    return name, int.from_bytes(message[end : end + _BOOT_BYTES], "big"), end + _BOOT_BYTES
-
-
-def body_of(message: bytes, begin: int) -> SharedMessage:
-    """Decode the body and check its schema. Raises BadMessage."""
+def decode_message(message: bytes) -> SharedMessage:
+    """Decode a message and check its schema. Raises BadMessage."""
     if len(message) > MESSAGE_BYTES_MAX:
         raise BadMessage(f"{len(message)} bytes are more than {MESSAGE_BYTES_MAX}")
     try:
-        return _decoder.decode(memoryview(message)[begin:])
+        return _decoder.decode(message)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadMessage(f"its body: {error}") from error
+        raise BadMessage(f"not a message of a router: {error}") from error
 
 
 def row_bytes(row: ReplicaLoadRow) -> bytes:

@@ -2,16 +2,17 @@
 
 It is synchronous and free of I/O, like the Router that it serves. Time is a parameter, and the transport of bytes runs
 in the background. `say` is called several times a second: 50 ms after the last message if `changed` was called since,
-and preferably at once after `urgent`. `hear` is called with every message of the channel, including this router's own.
+and preferably at once after `urgent`. `hear` is called with every message of another router, in the order in which that
+router sent them. If some are missing, `restore` is called with its complete state, and then `hear` with the messages
+after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from router.core.peer_sync import messages
 from router.core.peer_sync.applier import StateApplier
 from router.core.peer_sync.cache_epochs import CacheEpochs
 from router.core.peer_sync.limits import SharingLimits
@@ -23,9 +24,7 @@ class PeerView(Struct):
     """State of another router, from its messages."""
 
     name: str
-    boot: int
-    age_s: float  # time since its last message
-    delay_s: float  # minimum delay of its messages
+    known: bool  # its complete state was received
     replicas: int  # replicas at which it has open work
     open: int  # open leases
     waiting_ms: int  # modelled prefill that waits, over all replicas
@@ -44,52 +43,53 @@ class PeerSyncCore:
         self,
         router: Router,
         name: str,
-        boot: int,
         limits: SharingLimits = SharingLimits(),  # noqa: B008 - frozen
         urgent: Callable[[], None] = lambda: None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start to observe `router`. Raises ValueError for an invalid name.
-
-        - `name`: distinguishes this router from all others, and stays the same across processes (1 to 255 bytes of
-          UTF-8).
-        - `boot`: distinguishes this process from earlier ones; it is higher, and less than 2^64.
-        """
-        self._limits = limits
+        """Start to observe `router`. `name` distinguishes this router from all others, and stays the same across
+        processes."""
         caches = CacheEpochs(router)
-        self._said = StatePublisher(router, caches, messages.head(name, boot), limits, urgent, changed)
-        self._heard = StateApplier(
-            router,
-            caches,
-            name,
-            boot,
-            limits,
-            self._said.request_full_sync,
-            self._said.queue_retransmit,
-            self._said.on_recount,
-        )
+        self._said = StatePublisher(router, caches, limits, urgent, changed)
+        self._heard = StateApplier(router, caches, name, limits, self._said.on_recount)
 
     def say(self, now_s: float) -> bytes | None:
-        """Return one message for all other routers; None if there is no state to send yet."""
-        return self._said.say(now_s, self._heard.clock_offsets, self._heard.take_gaps)
+        """Return one message for all other routers; None if there is no change to send yet."""
+        return self._said.say(now_s)
 
-    def hear(self, message: bytes, now_s: float) -> None:
-        """Apply a message from the channel. Messages that are old, repeated, our own, or of another release are
-        ignored. Raises BadMessage for unreadable ones, and no other exception."""
-        self._heard.hear(message, now_s)
+    def state(self, now_s: float) -> bytes:
+        """Return the complete state of this router, which includes all messages so far except their events."""
+        return self._said.state(now_s)
+
+    def begin(self, name: str) -> None:
+        """Add a router of which the first message arrives, so that none is missing."""
+        self._heard.begin(name)
+
+    def hear(self, name: str, message: bytes, clock_s: float, now_s: float) -> None:
+        """Apply a message of another router. `clock_s` is the time of our clock at which that router's clock was 0.
+        Raises BadMessage for unreadable ones, and no other exception."""
+        self._heard.hear(name, message, clock_s, now_s)
+
+    def restore(self, name: str, state: bytes, clock_s: float, now_s: float) -> Iterator[None]:
+        """Apply the complete state of a router in place of its messages so far. Yields after each step of at most a
+        millisecond. Raises BadMessage."""
+        return self._heard.restore(name, state, clock_s, now_s)
+
+    def forget(self, name: str, now_s: float) -> None:
+        """Drop a router that is silent or has left, with its open leases; computed prompts stay cached."""
+        self._heard.forget(name, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Drop routers that have been silent for too long; must be called several times a second."""
+        """Continue with work in steps; must be called several times a second."""
         self._heard.tick(now_s)
 
-    def peers(self, now_s: float) -> list[PeerView]:
+    def peers(self) -> list[PeerView]:
         """Return the received routers, by name."""
         views = []
         for name, peer in sorted(self._heard.peers.items()):
             busy = [each.row.sums for each in peer.rows.values() if each.row.sums.open]
             open_, waiting_ms = sum(sums.open for sums in busy), sum(sums.waiting_ms for sums in busy)
-            age_s, delay_s = now_s - peer.heard_s, peer.delay.delay_s
-            views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))
+            views.append(PeerView(name, peer.known, len(busy), open_, waiting_ms))
         return views
 
     def count_remote_leases(self) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ class PeerSyncCore:
         return [(len(peer.leases), peer.leases.keys) for peer in self._heard.peers.values()]
 
     def on_disconnected(self, now_s: float) -> None:
-        """Drop all other routers at once, because the channel is gone. Each returns with its next message."""
+        """Drop all other routers at once, because the channel is gone. They keep working, like this router."""
         self._heard.on_disconnected(now_s)
 
     @property
@@ -106,13 +106,6 @@ class PeerSyncCore:
         return self._said.news.left_out
 
     @property
-    def ignored(self) -> dict[str, int]:
-        """Number of ignored messages so far, by reason.
-
-        - `version`: a message of another version.
-        - `namesake`: another process has our name.
-        - `old`: a later message was received.
-        - `many`: too many routers.
-        - `long`: placements or ends beyond the limit.
-        """
-        return self._heard.ignored
+    def long(self) -> int:
+        """Number of messages with placements or ends beyond the limit so far, which were ignored."""
+        return self._heard.long

@@ -29,7 +29,7 @@ def sharing_messages(data: bytes) -> None:
         if head is None:
             return
         frame = frame_of(data)
-        again = pack_frame(frame, head.origin, head.at_s)
+        again = pack_frame(frame, head.origin, head.seq, head.at_s)
         assert frame_of(again) == frame
         quotas = TenantRateLimits()
         quotas.configure({"acme": _Rates()})
@@ -78,7 +78,7 @@ def state_pieces(data: bytes) -> None:
     assert router.models.tokens("m").bytes_per_token > 0
 
 
-WORDS = (b"acme", b"\x01", b"\x96", b"\x97", b"\xcb\x7f\xf8\0\0\0\0\0\0", b"\xc0", b"\xc2", b"\xc3", b"\x95", b"\x93")
+WORDS = (b"acme", b"\x03", b"\x96", b"\x97", b"\xcb\x7f\xf8\0\0\0\0\0\0", b"\xc0", b"\xc2", b"\xc3", b"\x95", b"\x93")
 URL_WORDS = (
     b"redis", b"rediss", b"valkey", b"+sentinel", b"+cluster", b"://", b"@", b"%40", b"[::1]", b"?", b"&", b",",
 )  # fmt: skip

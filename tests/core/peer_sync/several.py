@@ -1,4 +1,4 @@
-"""Several routers in front of the same replicas, whose messages go where a test has them go."""
+"""Several routers in front of the same replicas; a test decides which of their messages arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Several:
     def __init__(self, *names: str, replicas: int = 3, limits: SharingLimits = SharingLimits()) -> None:  # noqa: B008 - frozen
         self.ids = [f"http://r{n}" for n in range(replicas)]
         self.limits = limits
-        self._boots = dict.fromkeys(names, 0)
         self._routers: dict[str, Router] = {}
         self._sharing: dict[str, PeerSyncCore] = {}
         self.urgent, self.changed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -39,9 +38,8 @@ class Several:
         for name in names:
             self.begin_anew(name)
 
-    def begin_anew(self, name: str) -> None:
-        """The router's process is another one from now on."""
-        self._boots[name] += 1
+    def begin_anew(self, name: str, now_s: float = 0.0) -> None:
+        """The router's process is another one from now on: it reads the state of the others, and they begin with it."""
         router = Router(
             POLICIES["warm"](), index_bytes_max=1 << 24, remembered_prompts_max=1_000, default_cache_blocks=4_096
         )
@@ -53,7 +51,11 @@ class Several:
         def changed() -> None:
             self.changed[name] += 1
 
-        self._sharing[name] = PeerSyncCore(router, name, self._boots[name], self.limits, urgent, changed)
+        self._sharing[name] = PeerSyncCore(router, name, self.limits, urgent, changed)
+        for other in self._sharing.keys() - {name}:
+            self._sharing[other].forget(name, now_s)
+            self._sharing[other].begin(name)
+            self.restore(other, name, now_s)
 
     def __getitem__(self, name: str) -> PeerSyncCore:
         return self._sharing[name]
@@ -96,10 +98,23 @@ class Several:
         assert message is not None, "it has nothing to say yet"
         return message
 
+    def hear(self, sender: str, receiver: str, message: bytes, now_s: float) -> None:
+        """One of them receives a message of another."""
+        self._sharing[receiver].hear(sender, message, 0.0, now_s)
+
+    def tell(self, sender: str, receiver: str, said_s: float, now_s: float) -> None:
+        """One of them says something, and another receives it."""
+        self.hear(sender, receiver, self.say(sender, said_s), now_s)
+
+    def restore(self, sender: str, receiver: str, now_s: float) -> None:
+        """One of them reads the complete state of another."""
+        for _ in self._sharing[receiver].restore(sender, self._sharing[sender].state(now_s), 0.0, now_s):
+            pass
+
     def tell_all(self, now_s: float) -> None:
-        """Each says what it can, and all hear it."""
-        for sharing in self._sharing.values():
+        """Each says what it can, and all others receive it."""
+        for name, sharing in self._sharing.items():
             message = sharing.say(now_s)
-            for each in self._sharing.values():
+            for other in self._sharing.keys() - {name}:
                 if message is not None:
-                    each.hear(message, now_s)
+                    self.hear(name, other, message, now_s)

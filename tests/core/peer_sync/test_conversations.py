@@ -97,14 +97,3 @@ def test_a_conversation_that_is_over_is_expected_back_by_nobody(by: str) -> None
         assert 66 - SHARED <= over <= 68 - SHARED
         assert sum(blocks for blocks, _ in out) == over + SHARED + 2
         assert router.index.depth(routers.ids[0], [*keys(0, SHARED), *keys(2, 66 - SHARED)]) == 66
-
-
-def test_a_message_that_was_missed_is_made_good() -> None:
-    """What a router missed of a conversation it hears when it asks."""
-    routers = Several("a", "b", replicas=6)
-    routers.tell_all(0.5)
-    first = _unread(routers, "a", ConversationRef(MAIN), "r", 1.0)
-    routers.say("a", 1.1)  # nobody hears it
-    for now_s in (1.5, 2.0, 2.5):
-        routers.tell_all(now_s)
-    assert _unread(routers, "b", ConversationRef(CHILD, MAIN), "elsewhere", 2.6).replica == first.replica

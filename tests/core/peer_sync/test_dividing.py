@@ -25,11 +25,13 @@ def test_routers_divide_the_replicas() -> None:
     of_each = owned(routers, "abc")
     assert sorted(map(len, of_each)) == [2, 3, 3]
     assert sorted(id_ for own in of_each for id_ in own) == sorted(routers.ids)
-    late_s = 1.25 + 2 * routers.limits.silent_s
+    late_s = 3.0
     for name in "ab":
         message = routers.say(name, late_s)
         for other in "ab":
-            routers[other].hear(message, late_s)
+            if other != name:
+                routers.hear(name, other, message, late_s)
+            routers[other].forget("c", late_s)
             routers[other].tick(late_s)
     assert sorted(id_ for own in owned(routers, "ab") for id_ in own) == sorted(routers.ids)
     routers["a"].on_disconnected(late_s)

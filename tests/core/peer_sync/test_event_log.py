@@ -17,16 +17,17 @@ def _copies(routers: int) -> dict[str, int]:
     """Where 24 requests for one cold prefix go that come within 24 ms, and how many of them each replica gets. Messages
     take 5 ms."""
     names = tuple("abcd"[:routers])
-    several, late, found = Several(*names, replicas=8), list[tuple[float, bytes]](), dict[str, int]()
+    several, late, found = Several(*names, replicas=8), list[tuple[float, str, bytes]](), dict[str, int]()
     for n in range(24):
         now_s = 1.0 + n / 1e3
-        for message in [message for due_s, message in late if due_s <= now_s]:
+        for _, sender, message in [each for each in late if each[0] <= now_s]:
             for name in names:
-                several[name].hear(message, now_s)
-        late = [(due_s, message) for due_s, message in late if due_s > now_s]
+                if name != sender:
+                    several.hear(sender, name, message, now_s)
+        late = [each for each in late if each[0] > now_s]
         lease = several.place(names[n % routers], prompt_tokens=2 * PROMPT, now_s=now_s, group=1)
         found[lease.replica] = found.get(lease.replica, 0) + 1
-        late += [(now_s + 0.005, said) for name in names if (said := several[name].say(now_s)) is not None]
+        late += [(now_s + 0.005, name, said) for name in names if (said := several[name].say(now_s)) is not None]
     return found
 
 
@@ -41,7 +42,7 @@ def test_a_cold_prompt_is_worth_a_message_at_once() -> None:
     routers.say("a", 0.99)
     lease = routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=1)
     assert routers.urgent["a"] == 1
-    routers["b"].hear(routers.say("a", 1.0), 1.005)
+    routers.tell("a", "b", 1.0, 1.005)
     member, index = routers.member("b", lease.replica), routers.router("b").index
     assert index.depth(lease.replica, keys(1, 64)) == len(index.holders[lease.replica].unproven.counts()) == 64
     assert member.wait_ms(1.005) > 500
@@ -89,50 +90,16 @@ def test_a_conversation_goes_home_through_another_router() -> None:
 
 
 def test_a_lost_end_is_made_good() -> None:
-    """Nobody heard how a lease ended: it ends with the first message that says that older ones are over."""
+    """Nobody heard how a lease ended: it ends with the first message or state that says that it is over."""
     routers = Several("a", "b")
     lease = routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=1)
     routers.tell_all(1.0)
     _answer(routers, "a", lease, 5.0)
     assert routers.say("a", 5.1)  # lost
-    routers["b"].hear(routers.say("a", 5.4), 5.4)
+    routers.place("a", prompt_tokens=TOKENS_A_BLOCK, now_s=5.2, group=2, only=lease.replica)
+    routers.tell("a", "b", 5.4, 5.4)
     holder = routers.router("b").index.holders[lease.replica]
-    assert (holder.pins, holder.unproven.counts()) == ({}, {})
-    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
-
-
-def test_what_was_missed_is_told_again_to_whoever_missed_it() -> None:
-    """A gap in the numbers of messages is asked for, and filled for that router alone."""
-    routers = Several("a", "b", "c")
-    routers.tell_all(0.9)
-    lease = routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=1)
-    routers["c"].hear(routers.say("a", 1.0), 1.0)  # and b misses it
-    _answer(routers, "a", lease, 1.1)
-    routers["c"].hear(routers.say("a", 1.2), 1.2)
-    routers["b"].hear(routers.say("a", 1.5), 1.5)
-    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 0
-    routers["a"].hear(routers.say("b", 1.6), 1.6)
-    stamps = dict(routers.router("c").index.holders[lease.replica].owner)
-    again = routers.say("a", 1.7)
-    for name in ("b", "c"):
-        routers[name].hear(again, 1.7)
-    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
-    assert routers.router("b").answers.get((1 << 32) + PROMPT) is not None
-    assert routers.router("b").index.holders[lease.replica].pins == {}
-    assert routers.router("c").index.holders[lease.replica].owner == stamps
-
-
-def test_what_happened_while_a_router_was_not_heard_is_told_when_it_is_back() -> None:
-    """The channel was gone for seconds: its first message says how much was missed, and that is asked for."""
-    routers = Several("a", "b")
-    routers.tell_all(0.9)
-    routers["b"].tick(5.0)
-    lease = routers.place("a", prompt_tokens=PROMPT, now_s=3.0, group=1)
-    routers.say("a", 3.0)  # lost
-    assert routers["b"].peers(5.0) == []
-    routers["b"].hear(routers.say("a", 6.0), 6.0)
-    routers["a"].hear(routers.say("b", 6.1), 6.1)
-    routers["b"].hear(routers.say("a", 6.2), 6.2)
+    assert (len(holder.pins), holder.unproven.counts()) == (1, {keys(2, 1)[0]: 1})  # of the second prompt
     assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
 
 
@@ -142,8 +109,8 @@ def test_a_router_that_dies_takes_with_it_what_was_not_computed() -> None:
     done = routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=1)
     routers.tell_all(1.0)
     routers.place("a", prompt_tokens=40 * PROMPT, now_s=1.9, group=2)
-    routers["b"].hear(routers.say("a", 1.9), 1.9)
-    routers["b"].tick(3.0)
+    routers.tell("a", "b", 1.9, 1.9)
+    routers["b"].forget("a", 3.0)
     index = routers.router("b").index
     assert index.depth(done.replica, keys(1, 64)) == 64
     assert index.depth(done.replica, keys(2, 64)) == 0
@@ -158,12 +125,12 @@ def test_nothing_is_credited_to_an_engine_that_began_anew() -> None:
     routers.router("b").forget(id_)
     routers["b"].say(10.0)
     routers.place("a", prompt_tokens=PROMPT, now_s=10.5, group=1)
-    routers["b"].hear(routers.say("a", 10.5), 10.5)
+    routers.tell("a", "b", 10.5, 10.5)
     assert routers.router("b").index.depth(id_, keys(1, 64)) == 0
     routers.router("a").forget(id_)
-    routers["b"].hear(routers.say("a", 11.0), 11.0)
+    routers.tell("a", "b", 11.0, 11.0)
     routers.place("a", prompt_tokens=PROMPT, now_s=11.1, group=3)
-    routers["b"].hear(routers.say("a", 11.4), 11.4)
+    routers.tell("a", "b", 11.4, 11.4)
     assert routers.router("b").index.depth(id_, keys(3, 64)) == 64
 
 
@@ -178,7 +145,7 @@ def test_what_does_not_fit_waits_or_is_left_out() -> None:
     assert routers["a"].say(1.03) is None
     assert all(len(message) < 2_000 for message in messages)
     for message in messages:
-        routers["b"].hear(message, 1.1)
+        routers.hear("a", "b", message, 1.1)
     assert routers["b"].count_remote_leases() == [(3, 3 * 64)]
 
 

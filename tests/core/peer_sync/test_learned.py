@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from router.core.peer_sync.learned_models import take_fits
-from router.core.peer_sync.messages import BadMessage, SharedFactor, SharedFits, body_of, sender_of
+from router.core.peer_sync.messages import BadMessage, SharedFactor, SharedFits, decode_message
 from router.core.types.placements import EndReason, Outcome, Usage
 from tests.core.peer_sync.several import Several
 
@@ -37,7 +37,7 @@ def test_a_newcomer_begins_with_what_the_others_have_learned() -> None:
     """Its prices are those of routers that have seen answers, before it has seen one."""
     routers = Several("a", "b")
     _teach(routers, "a", 20)
-    routers["b"].hear(routers.say("a", 500.0), 500.0)
+    routers.tell("a", "b", 500.0, 500.0)
     taught, told = (routers.member(name, routers.ids[0]).speeds for name in ("a", "b"))
     assert told.prefill.model.ms(8_000, 0) == pytest.approx(taught.prefill.model.ms(8_000, 0), rel=0.01)
     assert told.prefill.model.ms(8_000, 0) == pytest.approx(8_000 * MS_PER_TOKEN, rel=0.1)
@@ -56,24 +56,24 @@ def test_what_several_have_seen_is_fitted_together() -> None:
     alone_ms, mean_ms = speeds.prefill.model.ms(5_000, 0), speeds.mean_decode_ms
     assert alone_ms == pytest.approx(5_000 * 0.6, rel=0.1)
     message = routers.say("a", 600.0)
-    routers["b"].hear(message, 600.0)
+    routers.hear("a", "b", message, 600.0)
     assert speeds.mean_decode_ms == mean_ms
     _teach(routers, "b", 1, ms_per_token=0.6, begin_s=601.0)
     together_ms = speeds.prefill.model.ms(5_000, 0)
     assert 5_000 * 0.2 < together_ms < 0.7 * alone_ms
-    routers["b"].tick(700.0)
+    routers["b"].forget("a", 700.0)
     _teach(routers, "b", 1, ms_per_token=0.6, begin_s=701.0)
     assert speeds.prefill.model.ms(5_000, 0) == pytest.approx(5_000 * 0.6, rel=0.1), "who is gone has no say"
 
 
-def test_a_newcomer_is_told_at_once() -> None:
-    """What was learned is told every second, and with the next message once somebody new is heard."""
+def test_what_was_learned_is_told_every_second_and_is_part_of_a_state() -> None:
+    """However idle a router is, others can learn from it."""
     routers = Several("a", "b")
     _teach(routers, "a", 5)
-    told = [_has_models(routers.say("a", 500.0 + 0.3 * n)) for n in range(7)]
+    said = [routers["a"].say(500.0 + 0.3 * n) for n in range(7)]
+    told = [message is not None and _has_models(message) for message in said]
     assert told == [True, False, False, False, True, False, False]
-    routers["a"].hear(routers.say("b", 501.9), 501.9)
-    assert _has_models(routers.say("a", 502.0))
+    assert _has_models(routers["a"].state(502.0))
 
 
 def test_how_long_answers_are_is_counted_together() -> None:
@@ -87,7 +87,7 @@ def test_how_long_answers_are_is_counted_together() -> None:
     routers.tell_all(900.0)
     assert expected[0].mean == pytest.approx(expected[1].mean, rel=0.01)
     assert expected[0].mean == pytest.approx((30 * 100 + 10 * 500) / 40, rel=0.1)
-    routers["b"].tick(910.0)
+    routers["b"].forget("a", 910.0)
     assert expected[1].mean > 400
 
 
@@ -102,14 +102,14 @@ def test_the_speed_of_a_replica_is_learned_together() -> None:
         _teach(routers, "a", 1, ms_per_token=4 * MS_PER_TOKEN, begin_s=40.0 * n + 20.0, only=slow)
         routers.tell_all(40.0 * n + 39.0)
     for n in range(3):
-        routers["b"].hear(routers.say("a", 1_300.0 + n), 1_300.0 + n)
+        routers.tell("a", "b", 1_300.0 + n, 1_300.0 + n)
     seen, told = routers.member("a", slow), routers.member("b", slow)
     assert told.prefill_factor.value == pytest.approx(seen.prefill_factor.value)
     assert told.prefill_factor.value > 1.5
     assert told.prefill_factor.observations == 0
     by_kind = [routers.member("b", id_).prefill_model.ms(8_000, 0) for id_ in (usual, slow)]
     assert by_kind == pytest.approx([8_000 * MS_PER_TOKEN, 8_000 * 4 * MS_PER_TOKEN], rel=0.2)
-    routers["b"].tick(1_310.0)
+    routers["b"].forget("a", 1_310.0)
     assert told.prefill_model is told.speeds.prefill.model
     assert not told.prefill_factor.is_known
 
@@ -120,15 +120,15 @@ def test_a_replica_s_speed_is_in_a_message_once_a_second() -> None:
     for name in "ac":
         _teach(routers, name, 5, only=routers.ids[0])
         _teach(routers, name, 5, only=routers.ids[1], ms_per_token=4 * MS_PER_TOKEN, begin_s=200.0)
-    said = [routers.say("a", 500.0 + 0.25 * n) for n in range(12)]
+    said = [each for n in range(12) if (each := routers["a"].say(500.0 + 0.25 * n)) is not None]
     assert sum(bool(_fits(message)) for message in said) == 3
     there = routers.member("b", routers.ids[1]).prefill_factor
-    routers["b"].hear(said[0], 500.0)
+    routers.hear("a", "b", said[0], 500.0)
     of_one = there.value
     assert of_one > 1
-    routers["b"].hear(routers.say("c", 500.5), 500.5)
+    routers.tell("c", "b", 500.5, 500.5)
     assert there.value > of_one
-    routers["b"].tick(501.4)
+    routers["b"].forget("c", 501.4)
     assert there.value == of_one, "of the one that is still there"
 
 
@@ -151,12 +151,8 @@ def test_a_speed_that_is_no_number_is_a_bad_message(number: float) -> None:
 
 
 def _fits(message: bytes) -> list[SharedFits]:
-    sender = sender_of(message)
-    assert sender is not None
-    return body_of(message, sender[2]).fits
+    return decode_message(message).fits
 
 
 def _has_models(message: bytes) -> bool:
-    sender = sender_of(message)
-    assert sender is not None
-    return body_of(message, sender[2]).models is not None
+    return decode_message(message).models is not None

@@ -10,15 +10,12 @@ from router.core.peer_sync.cache_epochs import number_of
 from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.messages import (
     NEWS_MAX,
-    NUMBER_MAX,
     BadMessage,
     ReplicaLoadRow,
-    Retransmit,
     SharedEnd,
     SharedMessage,
     SharedPlacement,
     encode_message,
-    head,
     pack_keys,
     row_bytes,
 )
@@ -33,13 +30,13 @@ LIMITS = SharingLimits()
 MOST = LIMITS.heard_factor * LIMITS.keys_max
 
 
-def message(routers: Several, seq: int, **news: object) -> bytes:
+def message(routers: Several, **news: object) -> bytes:
     """A message of a router `x`, with a row of each replica."""
     rows = [row_bytes(ReplicaLoadRow(number_of(id_), 0, 0, False, PeerLoad(open=1))) for id_ in routers.ids]
-    body = SharedMessage(seq, 1_000, [], (0, NUMBER_MAX), rows)
+    body = SharedMessage(rows)
     for name, value in news.items():
         setattr(body, name, value)
-    return encode_message(head("x", 1), body)
+    return encode_message(body)
 
 
 def placements(routers: Several, count: int, blocks: int, first: int = 1) -> list[SharedPlacement]:
@@ -53,35 +50,32 @@ def test_a_message_that_takes_long_to_hear_is_heard_in_part() -> None:
     very many prompts is not read."""
     routers = Several("b", "c")
     with pytest.raises(BadMessage):
-        routers["b"].hear(message(routers, 1, placements=placements(routers, NEWS_MAX + 1, 1)), 1.0)
-    routers["b"].hear(message(routers, 1, placements=placements(routers, NEWS_MAX, 100)), 1.0)
+        routers.hear("x", "b", message(routers, placements=placements(routers, NEWS_MAX + 1, 1)), 1.0)
+    routers.hear("x", "b", message(routers, placements=placements(routers, NEWS_MAX, 100)), 1.0)
     live = routers.member("b", routers.ids[0]).live
     assert 0 < live.own_tokens <= MOST // (100 + LIMITS.placement_keys) + 1
-    assert routers["b"].ignored["long"] == 1
+    assert routers["b"].long == 1
     before = live.own_tokens
-    routers["b"].hear(message(routers, 2, placements=placements(routers, 1, 10, first=9_000)), 1.1)
+    routers.hear("x", "b", message(routers, placements=placements(routers, 1, 10, first=9_000)), 1.1)
     assert live.own_tokens == before + 1
-    assert routers["b"].ignored["long"] == 1
+    assert routers["b"].long == 1
 
 
 def test_ends_without_number_are_heard_in_part() -> None:
     """Likewise: what they teach of answers is bounded for each message."""
     routers = Several("b", "c")
     ends = [SharedEnd(n, number_of(routers.ids[0]), True, n + 1, 10, 10, 1) for n in range(NEWS_MAX)]
-    routers["b"].hear(message(routers, 1, ends=ends), 1.0)
+    routers.hear("x", "b", message(routers, ends=ends), 1.0)
     assert len(routers.router("b").answers) <= MOST // LIMITS.end_keys
-    assert routers["b"].ignored["long"] == 1
+    assert routers["b"].long == 1
 
 
-def test_one_prompt_may_be_long_beside_news_that_are_told_again() -> None:
-    """The first prompt of either is taken whatever its length, as routers of ours say them."""
+def test_one_prompt_may_be_long() -> None:
+    """The first prompt of a message is taken whatever its length, as routers of ours say them."""
     routers = Several("b", "c")
-    blocks = MOST * 2
-    again = Retransmit(number_of("b"), placements(routers, 1, blocks), [])
-    more = placements(routers, 1, blocks, first=2)
-    routers["b"].hear(message(routers, 1, again=[again], placements=more), 1.0)
-    assert routers.member("b", routers.ids[0]).live.own_tokens == 2
-    assert not routers["b"].ignored["long"]
+    routers.hear("x", "b", message(routers, placements=placements(routers, 1, MOST * 2)), 1.0)
+    assert routers.member("b", routers.ids[0]).live.own_tokens == 1
+    assert not routers["b"].long
 
 
 @pytest.mark.parametrize("claimed", [1 << 53, 5_000])

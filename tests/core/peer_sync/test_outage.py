@@ -17,7 +17,7 @@ def probed(routers: Several, name: str, id_: str, prompt_tokens: int, now_s: flo
 
 
 def test_what_others_sent_during_an_outage_is_not_foreign() -> None:
-    """While the channel is gone others' prompts look like a stranger's; back again, the first message tells that they
+    """While the channel is gone others' prompts look like a stranger's; back again, its state tells that they
     were not, and the cache is as large again as it was."""
     routers = Several("a", "b", replicas=1)
     (id_,) = routers.ids
@@ -37,7 +37,7 @@ def test_what_others_sent_during_an_outage_is_not_foreign() -> None:
     assert member.known_share < 0.3
     assert index.capacity(id_) < 0.3 * whole
 
-    routers["b"].hear(routers.say("a", 4.0), 4.0)
+    routers.restore("a", "b", 4.0)
     probed(routers, "b", id_, 500_002, 4.1)
     assert member.known_share == 1.0
     assert index.capacity(id_) == pytest.approx(whole, rel=0.05)
@@ -52,9 +52,9 @@ def test_another_process_counts_from_the_beginning() -> None:
     routers.tell_all(1.0)
     told = routers.member("b", id_).peer_prompt_tokens
     routers["b"].on_disconnected(2.0)
-    routers.begin_anew("a")
+    routers.begin_anew("a", 3.0)
     routers.place("a", prompt_tokens=8_000, now_s=3.0)
-    routers["b"].hear(routers.say("a", 4.0), 4.0)
+    routers.tell("a", "b", 4.0, 4.0)
     assert told <= routers.member("b", id_).peer_prompt_tokens <= told + 8_000
 
 
@@ -65,11 +65,11 @@ def test_prompts_that_others_have_under_way_are_kept_if_only_the_channel_is_gone
     routers = Several("a", "b", replicas=1)
     (id_,) = routers.ids
     routers.place("a", prompt_tokens=64_000, now_s=1.0, group=7)
-    routers["b"].hear(routers.say("a", 1.0), 1.0)
+    routers.tell("a", "b", 1.0, 1.0)
     prompt = keys(7, 64_000 // TOKENS_A_BLOCK)
     assert routers.router("b").index.depth(id_, prompt) == len(prompt)
     if gone:
         routers["b"].on_disconnected(1.5)
     else:
-        routers["b"].tick(2.5)
+        routers["b"].forget("a", 2.5)
     assert routers.router("b").index.depth(id_, prompt) == (len(prompt) if gone else 0)

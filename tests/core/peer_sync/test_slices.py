@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router.core.peer_sync.limits import SharingLimits
-from router.core.peer_sync.messages import SharedMessage, body_of, row_of, sender_of
+from router.core.peer_sync.messages import SharedMessage, decode_message, row_of
 from router.core.types.placements import EndReason, Outcome, Usage
+from router.core.types.replicas import Replica
 from tests.core.peer_sync.several import TOKENS_A_BLOCK, Several, keys
 
 REPLICAS = 40
@@ -13,9 +14,7 @@ BLOCKS = 20
 
 
 def _body(message: bytes) -> SharedMessage:
-    sender = sender_of(message)
-    assert sender is not None
-    return body_of(message, sender[2])
+    return decode_message(message)
 
 
 def _fleet() -> Several:
@@ -48,56 +47,47 @@ def test_a_message_has_no_more_than_is_heard_in_a_moment() -> None:
         body = _body(message)
         taken = LIMITS.placement_keys * len(body.placements) + sum(len(each.keys) // 8 for each in body.placements)
         assert taken <= LIMITS.keys_max
-        routers["b"].hear(message, 2.0)
+        routers.hear("a", "b", message, 2.0)
     assert routers["b"].count_remote_leases() == [(REPLICAS, REPLICAS * BLOCKS)]
     index = routers.router("b").index
     assert all(index.depth(id_, keys(group, BLOCKS)) == BLOCKS for group, id_ in enumerate(routers.ids))
 
 
-def test_a_circle_comes_to_all_replicas_in_small_steps() -> None:
-    """Whoever missed all that happened knows it after the arcs of one circle, each of which has few rows; what has
-    gone in the meantime is gone there too."""
+def test_a_state_is_applied_in_small_steps() -> None:
+    """Whoever missed all that happened knows it after the steps of one state, each of which has few rows; what has
+    ended in the meantime is gone there too."""
     routers = _fleet()
-    _all_said(routers, 1.02)  # all of it lost
-    for n in range(REPLICAS):
-        message = routers.say("a", 2.0 + 0.06 * n)
-        assert len(_body(message).rows) <= LIMITS.rows_max
-        routers["b"].hear(message, 2.0 + 0.06 * n)
-        if len(routers["b"].peers(2.0)) and routers["b"].peers(2.0)[0].open == REPLICAS:
-            break
-    assert n <= 2 * REPLICAS // LIMITS.rows_max
-    assert all(routers.member("b", id_).open_leases == 1 for id_ in routers.ids)
-
-
-def test_the_replicas_of_an_arc_that_are_not_in_it_are_idle() -> None:
-    """Ends that nobody heard of are made good by the next circle."""
-    routers = Several("a", "b", replicas=REPLICAS, limits=LIMITS)
-    leases = [routers.place("a", prompt_tokens=1_000, now_s=1.0, only=id_) for id_ in routers.ids]
-    for message in _all_said(routers, 1.02):
-        routers["b"].hear(message, 1.5)
-    assert sum(peer.open for peer in routers["b"].peers(1.5)) == REPLICAS
-    for lease in leases:
-        routers.router("a").first_token(lease, 2.0)
-        routers.router("a").finish(lease, Outcome(EndReason.OK, Usage(1_000, 10, 0)), 2.0)
-    _all_said(routers, 2.1)  # lost
-    for n in range(2 * REPLICAS):
-        if (message := routers["a"].say(3.0 + 0.06 * n)) is not None:
-            routers["b"].hear(message, 3.0 + 0.06 * n)
-    assert sum(peer.open for peer in routers["b"].peers(6.0)) == 0
-    assert all(routers.member("b", id_).open_leases == 0 for id_ in routers.ids)
+    for message in _all_said(routers, 1.02)[:2]:  # the others are lost
+        routers.hear("a", "b", message, 1.5)
+    for lease in list(routers.member("a", routers.ids[0]).leases.values()):
+        routers.router("a").finish(lease, Outcome(EndReason.FAILED), 1.6)
+    steps = list(routers["b"].restore("a", routers["a"].state(2.0), 0.0, 2.0))
+    assert len(steps) == REPLICAS // LIMITS.rows_max
+    assert [routers.member("b", id_).open_leases for id_ in routers.ids] == [0] + [1] * (REPLICAS - 1)
 
 
 def test_what_has_not_changed_is_the_same_bytes() -> None:
-    """A row that is told again is as it was, so that nobody takes it apart twice; one that has changed is not."""
+    """A state has rows as they were sent; one that has changed is another."""
     routers = Several("a", "b", replicas=2, limits=LIMITS)
     for id_ in routers.ids:
         routers.place("a", prompt_tokens=1_000, now_s=1.0, only=id_)
-    first, second = (set(_body(routers.say("a", at_s)).rows) for at_s in (1.3, 1.6))
+    first, second = set(_body(routers.say("a", 1.3)).rows), set(_body(routers["a"].state(1.6)).rows)
     assert first == second
     routers.place("a", prompt_tokens=1_000, now_s=1.7, only=routers.ids[0])
-    third = set(_body(routers.say("a", 1.9)).rows)
-    assert len(first & third) == 1
-    assert sorted(row_of(row).sums.open for row in third) == [1, 2]
+    (changed,) = _body(routers.say("a", 1.9)).rows
+    assert changed not in first
+    assert row_of(changed).sums.open == 2
+
+
+def test_the_row_of_a_replica_that_has_left_is_idle() -> None:
+    """Other routers may still know the replica, by their own discovery: the sender has nothing open there."""
+    routers = Several("a", "b", replicas=2, limits=LIMITS)
+    for id_ in routers.ids:
+        routers.place("a", prompt_tokens=1_000, now_s=1.0, only=id_)
+    routers.tell("a", "b", 1.1, 1.1)
+    routers.router("a").replace([Replica(routers.ids[0])])
+    routers.tell("a", "b", 1.6, 1.6)
+    assert [routers.member("b", id_).open_leases for id_ in routers.ids] == [1, 0]
 
 
 def test_a_row_without_tokens_to_see_goes_on_with_the_clock() -> None:
@@ -109,19 +99,6 @@ def test_a_row_without_tokens_to_see_goes_on_with_the_clock() -> None:
     assert [row_of(row[0]).sums.waiting for row in rows] == [1, 0]
 
 
-def test_a_large_gap_is_filled_in_several_messages() -> None:
-    """Whoever missed more than fits into a message gets it in the next ones, all of it."""
-    routers = _fleet()
-    _all_said(routers, 1.02)  # lost
-    routers["b"].hear(routers.say("a", 2.0), 2.0)
-    assert routers["b"].count_remote_leases() != [(REPLICAS, REPLICAS * BLOCKS)]
-    routers["a"].hear(routers.say("b", 2.1), 2.1)
-    for message in _all_said(routers, 2.2):
-        assert sum(len(again.placements) for again in _body(message).again) <= LIMITS.keys_max // LIMITS.placement_keys
-        routers["b"].hear(message, 3.0)
-    assert routers["b"].count_remote_leases() == [(REPLICAS, REPLICAS * BLOCKS)]
-
-
 def test_a_long_prompt_is_taken_in_a_step_at_a_time() -> None:
     """Of a prompt that has more keys than a message the beginning is held at once, and the rest with each tick; it is
     unproven until it is computed, and if it fails nothing of it stays."""
@@ -130,7 +107,7 @@ def test_a_long_prompt_is_taken_in_a_step_at_a_time() -> None:
     (id_,), blocks = routers.ids, 5 * LIMITS.keys_max // 2
     lease = routers.place("a", prompt_tokens=blocks * TOKENS_A_BLOCK, now_s=1.0, group=1)
     for message in _all_said(routers, 1.02):
-        routers["b"].hear(message, 1.5)
+        routers.hear("a", "b", message, 1.5)
     index, held = routers.router("b").index, []
     for n in range(4):
         held.append(index.depth(id_, keys(1, blocks)))
@@ -139,7 +116,7 @@ def test_a_long_prompt_is_taken_in_a_step_at_a_time() -> None:
     assert index.holders[id_].unproven.counts() == dict.fromkeys(keys(1, blocks), 1)
     routers.router("a").finish(lease, Outcome(EndReason.FAILED), 2.0)
     for message in _all_said(routers, 2.02):
-        routers["b"].hear(message, 2.1)
+        routers.hear("a", "b", message, 2.1)
     assert (index.blocks(id_), bool(index.holders[id_].unproven)) == (0, False)
 
 
@@ -152,7 +129,7 @@ def test_a_long_prompt_that_ends_early_is_held_as_far_as_it_was() -> None:
     routers.router("a").first_token(lease, 1.0)
     routers.router("a").finish(lease, Outcome(EndReason.OK, Usage(lease.prompt_tokens, 2_000, 0)), 1.01)
     for message in _all_said(routers, 1.02):
-        routers["b"].hear(message, 1.5)
+        routers.hear("a", "b", message, 1.5)
     for n in range(4):
         routers["b"].tick(1.5 + 0.01 * n)
     index = routers.router("b").index

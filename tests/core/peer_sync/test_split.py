@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.sync import PeerSyncCore
 from router.core.types.placements import EndReason
 from tests.core.placement.paired import PairedFleet
@@ -16,10 +15,7 @@ def test_both_legs_are_told(seen: bool) -> None:
     prefill to wait for there, both are believed to hold the prompt, and nothing is left when it has ended. Of prefills
     others hear when they are over only where that was `seen`, and of none at the decode leg's replica."""
     fleets = PairedFleet(), PairedFleet()
-    ours, theirs = (
-        PeerSyncCore(fleet.router, name, 1, SharingLimits(), lambda: None)
-        for fleet, name in zip(fleets, ("ours", "theirs"), strict=True)
-    )
+    ours, theirs = (PeerSyncCore(fleet.router, name) for fleet, name in zip(fleets, ("ours", "theirs"), strict=True))
     fleet, other = fleets
     streams = fleet.streams("d", "e")
 
@@ -28,7 +24,7 @@ def test_both_legs_are_told(seen: bool) -> None:
             fleet.now_s += 1.0
             other.now_s = fleet.now_s
             if (message := ours.say(fleet.now_s)) is not None:
-                theirs.hear(message, fleet.now_s)
+                theirs.hear("ours", message, 0.0, fleet.now_s)
 
     tell()
     lease, leg = fleet.split()
@@ -62,10 +58,7 @@ def test_what_became_of_a_prefill_is_told(alone: bool) -> None:
     """An answer that does not stream decodes when its prefill is over; a prompt that nobody prefilled waits where it
     decodes: others hear of either with the next message."""
     fleets = PairedFleet(), PairedFleet()
-    ours, theirs = (
-        PeerSyncCore(fleet.router, name, 1, SharingLimits(), lambda: None)
-        for fleet, name in zip(fleets, ("ours", "theirs"), strict=True)
-    )
+    ours, theirs = (PeerSyncCore(fleet.router, name) for fleet, name in zip(fleets, ("ours", "theirs"), strict=True))
     fleet, other = fleets
     fleet.streams("d", "e")
     lease, leg = fleet.split(stream=False)
@@ -75,7 +68,7 @@ def test_what_became_of_a_prefill_is_told(alone: bool) -> None:
             leg.alone = alone
             fleet.prefilled(lease, ending=EndReason.REFUSED_BY_ENGINE if alone else EndReason.OK)
         if (message := ours.say(fleet.now_s)) is not None:
-            theirs.hear(message, fleet.now_s)
+            theirs.hear("ours", message, 0.0, fleet.now_s)
     told, truth = (each.router.fleet.members[lease.replica] for each in (other, fleet))
     assert (told.others.decoding, told.others.waiting) == (truth.decoding, truth.queue.count_waiting())
     assert bool(told.others.waiting_ms) is alone

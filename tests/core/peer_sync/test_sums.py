@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.messages import BadMessage
 from router.core.types.placements import EndReason, Outcome, Usage
 from tests.core.peer_sync.several import Several
@@ -43,58 +44,53 @@ def test_what_has_ended_is_gone_with_the_next_message() -> None:
     assert (there.open_leases, there.others.context_tokens, there.wait_ms(1.6)) == (0, 0, 0)
 
 
-def test_a_silent_router_is_forgotten_after_a_second() -> None:
-    """Whoever is not heard for a second is there no more, with all that it had open."""
+def test_a_router_that_is_forgotten_leaves_nothing() -> None:
+    """It is there no more, with all that it had open."""
     routers = Several("a", "b")
     lease = routers.place("a", prompt_tokens=4_000, now_s=1.0)
     routers.tell_all(1.0)
-    routers["b"].tick(1.9)
     assert routers.member("b", lease.replica).open_leases == 1
-    routers["b"].tick(2.1)
+    routers["b"].forget("a", 2.1)
     assert routers.member("b", lease.replica).open_leases == 0
-    assert routers["b"].peers(2.1) == []
+    assert routers["b"].peers() == []
 
 
-def test_own_and_late_messages_are_ignored() -> None:
-    """What the channel gives back to its sender, or out of order, changes nothing."""
+def test_a_state_replaces_all_messages() -> None:
+    """A router that missed messages reads the state in their place: nothing counts twice, and what has ended in the
+    meantime is gone."""
     routers = Several("a", "b")
-    lease = routers.place("a", prompt_tokens=4_000, now_s=1.0)
-    first = routers.say("a", 1.0)
-    routers.place("a", prompt_tokens=4_000, now_s=1.0)
-    second = routers.say("a", 1.3)
-    routers["a"].hear(second, 1.3)
-    assert routers.member("a", lease.replica).others.open == 0
-    routers["b"].hear(second, 1.3)
-    routers["b"].hear(first, 1.4)
-    routers["b"].hear(second, 1.4)
-    assert routers["b"].peers(1.4)[0].open == 2
-    assert routers["b"].ignored["old"] == 2
+    leases = [routers.place("a", prompt_tokens=4_000, now_s=1.0, only=id_) for id_ in routers.ids]
+    routers.tell("a", "b", 1.0, 1.0)
+    routers.router("a").finish(leases[0], Outcome(EndReason.FAILED), 1.1)
+    routers.place("a", prompt_tokens=4_000, now_s=1.2, only=routers.ids[1])
+    routers.say("a", 1.3)  # nobody receives it
+    routers.restore("a", "b", 1.4)
+    assert [routers.member("b", id_).open_leases for id_ in routers.ids] == [0, 2, 1]
+    assert [(peer.known, peer.open) for peer in routers["b"].peers()] == [(True, 3)]
 
 
-def test_a_later_process_takes_the_place_of_the_one_before() -> None:
-    """A router that began anew has nothing open, and late words of its past are ignored."""
-    routers = Several("a", "b")
-    routers.place("a", prompt_tokens=4_000, now_s=1.0)
-    before = routers.say("a", 1.0)
-    routers["b"].hear(before, 1.0)
-    routers.begin_anew("a")
-    routers["b"].hear(routers.say("a", 2.0), 2.0)
-    routers["b"].hear(before, 2.0)
-    (peer,) = routers["b"].peers(2.0)
-    assert (peer.boot, peer.open) == (2, 0)
+def test_a_router_that_is_forgotten_while_its_state_is_read_stays_forgotten() -> None:
+    """The state is read in steps, and the router falls silent between two of them."""
+    routers = Several("a", "b", limits=SharingLimits(rows_max=1))
+    for id_ in routers.ids:
+        routers.place("a", prompt_tokens=4_000, now_s=1.0, only=id_)
+    steps = routers["b"].restore("a", routers["a"].state(1.1), 0.0, 1.1)
+    next(steps)
+    routers["b"].forget("a", 1.2)
+    assert not list(steps)
+    assert sum(routers.member("b", id_).open_leases for id_ in routers.ids) == 0
+    assert not routers["b"].peers()
 
 
 def test_what_cannot_be_read_is_a_bad_message() -> None:
-    """Broken bytes raise BadMessage, and those of another release are ignored."""
+    """Broken bytes raise BadMessage, and nothing of them is applied."""
     routers = Several("a", "b")
     routers.place("a", prompt_tokens=4_000, now_s=1.0)
     good = routers.say("a", 1.0)
-    for bad in (b"", good[:1], good[:3], good[:-1], good[:11] + b"\xc1", good[:1] + b"\x01\xff" + good[3:]):
+    for bad in (b"", good[:1], good[:3], good[:-1], b"\xc1" + good, good[:3] + b"\xc1" + good[4:]):
         with pytest.raises(BadMessage):
-            routers["b"].hear(bad, 1.0)
-    routers["b"].hear(b"\xfe" + good[1:], 1.0)
-    assert routers["b"].ignored["version"] == 1
-    assert routers["b"].peers(1.0) == []
+            routers.hear("a", "b", bad, 1.0)
+    assert [peer.open for peer in routers["b"].peers()] == [0]
 
 
 def test_a_prompt_that_came_to_two_routers_at_once_is_one_prefill() -> None:

@@ -116,23 +116,26 @@ def test_every_way_has_a_party() -> None:
 
 
 async def test_the_store_turns_hostile_when_it_is_told() -> None:
-    """Before that it passes on what is published, and has nothing else."""
+    """Before that it has a stream of what is added, and nothing else."""
     store = HostileStore()
     server = await asyncio.start_server(store.serve, "127.0.0.1", 0)
+    read = bulk(b"XREAD", b"COUNT", b"2", b"BLOCK", b"60000", b"STREAMS", b"s", b"o", b"0-0", b"0-0")
     async with server, asyncio.timeout(60.0):
-        (reader, writer), (_, other) = [
+        (reader, writer), (added, other) = [
             await asyncio.open_connection(*server.sockets[0].getsockname()) for _ in range(2)
         ]
-        writer.write(bulk(b"SUBSCRIBE", b"c"))
-        assert await reader.readuntil(b":1\r\n") == b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
         writer.write(bulk(b"GET", b"x"))
         assert await reader.readuntil(b"\r\n") == NOTHING
-        said = bulk(b"message", b"c", b"hello")
-        other.write(bulk(b"PUBLISH", b"c", b"hello"))
+        writer.write(read)
+        other.write(bulk(b"XADD", b"s", b"*", b"m", b"hello"))
+        assert await added.readuntil(b"1-0\r\n") == b"$3\r\n1-0\r\n"
+        said = b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nm\r\n$5\r\nhello\r\n"
         assert await reader.readexactly(len(said)) == said
         assert store.sent == 0
-        store.hostile.set()
-        forged = bulk(b"message", b"c", b"x" * FORGED_BYTES)
-        assert await reader.readexactly(1_000 * len(forged)) == forged * 1_000
+        store.turn()
+        writer.write(read)
+        forged = await reader.readexactly(len(said) + FORGED_BYTES)
+        assert forged.startswith(b"*1\r\n*2\r\n$1\r\ns\r\n*2\r\n")
+        assert store.sent == 2
         for each in (writer, other):
             each.close()
