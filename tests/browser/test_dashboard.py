@@ -77,6 +77,22 @@ async def test_what_was_mended_needs_no_attention(tab: Tab) -> None:
         assert advice.index("8.1M tokens/h") < advice.index("last 5 min ago") < advice.index("1.9M tokens/h")
 
 
+async def test_the_page_is_of_one_router(tab: Tab) -> None:
+    """Its header names the router whose requests it shows, and its peers; a router that shares nothing says what that
+    costs."""
+    why = "other senders account for 40% of the replicas' prompt tokens, and no router reports them"
+
+    def shown(peers: list[str], unshared: str) -> Any:
+        return lambda now_s: observatory(now_s) | {"router": {"name": "a:1", "peers": peers, "unshared": unshared}}
+
+    async with opened(tab, shown(["b:1", "c:1"], "")):
+        assert "requests of router a:1 only, beside b:1, c:1" in await tab.text("#about")
+        assert "share no state" not in await tab.text("#attention")
+    async with opened(tab, shown([], why)):
+        assert "requests of router a:1 only" in await tab.text("#about")
+        assert why in await tab.text("#attention")
+
+
 async def test_a_hundred_replicas(tab: Tab) -> None:
     """All of them are in the table, first those that take no requests, and it scrolls; the map says that colours are
     shared instead of naming them all."""
