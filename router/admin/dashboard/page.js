@@ -1,7 +1,7 @@
 // The page from what the router told: every part is filled in place.
 
 import { percent, span, stretch } from "./format.js";
-import { hintScrolling, text } from "./dom.js";
+import { hintScrolling, set, text } from "./dom.js";
 import { showAttention } from "./attention.js";
 import { requestsCsv, save, seriesCsv, fileName } from "./export.js";
 import { showFunnel } from "./funnel.js";
@@ -23,7 +23,7 @@ function scope(router) {
   if (!router?.name) return "";
   const peers = router.peers ?? [];
   const beside = peers.length ? `, beside ${peers.slice(0, 3).join(", ")}${peers.length > 3 ? ` and ${peers.length - 3} more` : ""}` : "";
-  return ` · requests of router ${router.name} only${beside}`;
+  return `requests of router ${router.name} only${beside} · `;
 }
 
 export class Page {
@@ -50,7 +50,8 @@ export class Page {
     const { step_s, points } = seen.timeline;
     const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s);
     const last = this.history.lastPercentiles();
-    text($("about"), `${seen.build || seen.version} · up ${span(seen.uptime_s)}${scope(seen.router)}`);
+    text($("about"), `${scope(seen.router)}${seen.build || seen.version} · up ${span(seen.uptime_s)}`);
+    set($("about"), "title", $("about").textContent);
     showLinks($("links"), seen, this.openPage);
     showAttention($("attention"), { ...seen, timeline: { step_s, points: over } }, minute, last);
     this.toolbar.update(this.history.has, drawn, seen.now_s);
