@@ -370,7 +370,7 @@ class ControlPlane:
         return self.unshared.why if self.unshared is not None else ""
 
     def _known_share(self) -> float:
-        return self.router.fleet.share
+        return self.router.known_share
 
     def _peer_names(self) -> list[str]:
         return [name for name, _ in self.link.link.peers()] if self.link is not None else []

@@ -3,8 +3,8 @@
 Theory: each of such routers knows only the prompts that it placed itself. It sends a prompt that another router has
 placed to any replica, and the prompt is computed again; it also sees no queued prefill of the others. The condition has
 two sources. The settings may name more routers than one (`peering.expected_routers`) without a store, which holds from
-the start. Or, for a minute, engines count more prompt tokens than this router has sent (`Fleet.share`) and no peer
-reports its work: the other senders are then routers without a common store, or clients of the engines.
+the start. Or, for a minute, engines count more prompt tokens than this router has sent (`Router.known_share`), and no
+peer reports its work: the other senders are then routers without a common store, or clients of the engines.
 """
 
 from __future__ import annotations

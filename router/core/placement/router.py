@@ -196,6 +196,11 @@ class Router:
         return list(self.fleet.members.values())
 
     @property
+    def known_share(self) -> float:
+        """Part of the replicas' prompt tokens that this router and its peers have sent, 0..1."""
+        return self.fleet.share
+
+    @property
     def panics(self) -> int:
         """Number of placements so far on replicas that may not be fit, because there were no others."""
         return self.fitness.panics
