@@ -17,7 +17,7 @@ import msgspec
 from router.config.schema import SECRETS, Settings, field_keys, get_setting
 
 MASK = "***"
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_USER_INFO = re.compile(r"(://)[^/@\s]++(?=@)")
 
 
 def render(settings: Settings, sources: Mapping[str, str]) -> str:
@@ -41,7 +41,7 @@ def _mask(key: str, value: Any) -> Any:  # noqa: ANN401 - any setting
     if key in SECRETS:
         return MASK if value else value
     if isinstance(value, str):
-        return _USER_INFO.sub(MASK, value)
+        return _USER_INFO.sub(rf"\1{MASK}", value)
     if isinstance(value, tuple):
-        return [_USER_INFO.sub(MASK, each) for each in value]
+        return [_USER_INFO.sub(rf"\1{MASK}", each) for each in value]
     return value

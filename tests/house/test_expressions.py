@@ -21,6 +21,7 @@ OTHERS = {"escape", "Pattern", "Match", "error", "DEBUG", "ASCII", "DOTALL", "IG
 
 # Expressions that may take more than linear time, and what bounds their input.
 BOUNDED = {
+    "router/cli/audit/engine_logs.py:_NOT_JSON": "a quote always matches, and nothing is scanned again behind it",
     "router/core/insights/difference/volatile_values.py:_OF_ID": (
         "a label of LABEL_BYTES, or a piece within WINDOW_BYTES"
     ),

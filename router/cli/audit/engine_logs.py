@@ -31,7 +31,8 @@ _SGLANG_COUNT = re.compile(r"'(prompt_tokens|cached_tokens)': (\d+)")
 # `--log-requests-level 2` shortens JSON strings and lists to 2,048 characters and elements.
 _SHORTENED = re.compile(r'"\.\.\."|"(?:[^"\\]|\\.){1024}\.\.\.(?:[^"\\]|\\.){1024}"')
 _SHORTENED_WHY = "its prompt was shortened: SGLang needs --log-requests-level 3"
-_STRING = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\""
+# A string without an end extends to the end of the text, so that each quote matches and a search takes linear time.
+_STRING = r"'[^'\\]*+(?:\\.[^'\\]*+)*+(?:'|\\?\Z)|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+(?:\"|\\?\Z)"
 _LITERAL = re.compile(_STRING, re.DOTALL)
 _NUMBERS = re.compile(r"\[[\d, ]*+\]")
 _NOT_JSON = re.compile(rf"{_STRING}|\b(?:None|True|False)\b", re.DOTALL)
@@ -40,7 +41,7 @@ _TIME = re.compile(
     r"(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
     r"|(?P<vllm>\d\d-\d\d \d\d:\d\d:\d\d)|\[(?P<nginx>\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]"
 )
-_ESCAPED_BODY = re.compile(rb"\{\\x22.*\}", re.DOTALL)
+_ESCAPED_BODY = b"{\\x22"  # the beginning of a body
 _ESCAPE = re.compile(rb"\\x([0-9A-Fa-f]{2})")
 _REQUEST_LINE = re.compile(rb'"(?:POST|PUT) (\S+) HTTP/')
 
@@ -118,11 +119,11 @@ def read_escaped_body(record: LogRecord) -> Sequence[LoggedRequest] | None:
     """Read a line of text with a JSON body in which quotes are escaped as hexadecimal bytes, as nginx does."""
     if record.fields:
         return None
-    found = _ESCAPED_BODY.search(record.text)
-    if found is None:
+    start, end = record.text.find(_ESCAPED_BODY), record.text.rfind(b"}") + 1
+    if start < 0 or end < start:
         return None
-    body = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), found[0])
-    fields: dict[str, Any] = {"body": Raw(body), "time": _time(record.text[: found.start()].decode(errors="replace"))}
+    body = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), record.text[start:end])
+    fields: dict[str, Any] = {"body": Raw(body), "time": _time(record.text[:start].decode(errors="replace"))}
     asked = _REQUEST_LINE.search(record.text)
     return [make_request(fields | ({"path": asked[1].decode(errors="replace")} if asked is not None else {}))]
 

@@ -24,8 +24,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _OPEN = b'"\\{'
 # A JSON array of objects, or an object whose first line has nothing but its bracket.
 _NO_LINES = re.compile(rb"\s*+(?:\[\s*+[{\]]|[\[{]\s*?\n)")
-_OUTSIDE_STRING = re.compile(rb'(?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
-_WITHIN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_OUTSIDE_STRING = re.compile(rb'[^"{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}]*+)*+', re.DOTALL)
+_WITHIN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
 class LogOpenError(Exception):
@@ -94,7 +94,7 @@ def _objects_of(file: BinaryIO) -> Iterator[bytes | None]:
     while chunk := file.read(BUFFER_BYTES):
         start, at, is_escaped = 0, int(is_escaped), False
         while at < len(chunk):
-            found = (_WITHIN_STRING if within_string else _OUTSIDE_STRING).match(chunk, at)
+            found = _WITHIN_STRING.match(chunk, at) if within_string else _OUTSIDE_STRING.match(chunk, at)
             at = found.end() if found is not None else at
             if at == len(chunk):
                 break
