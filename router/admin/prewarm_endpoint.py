@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, admin_refusal, get_route, json_answer
-from router.core.placement.router import Router
+from router.core.fleet.registry import Fleet
 from router.core.prompts.json_fields import UNREADABLE
 from router.prewarm.prefixes import PrefixesError, PrefixRow, WarmupPrompt, prompts_from_request
 from router.prewarm.warmer import Busy, Warmer
@@ -40,8 +40,8 @@ _decode = msgspec.json.Decoder(_Wanted).decode
 class PrewarmPage:
     """Handlers of `/admin/prewarm`."""
 
-    def __init__(self, router: Router, warmer: Warmer) -> None:
-        self._router = router
+    def __init__(self, fleet: Fleet, warmer: Warmer) -> None:
+        self._fleet = fleet
         self._warmer = warmer
 
     def routes(self) -> list[AdminRoute]:
@@ -89,12 +89,12 @@ class PrewarmPage:
 
     def _replicas(self, named: list[str] | None) -> list[str]:
         """Return the replicas named, once each, or all that are ready. Raises Refusal."""
-        ready = {member.id: None for member in self._router.ready()}
+        ready = {member.id: None for member in self._fleet.ready()}
         ids = list(dict.fromkeys(named) if named is not None else ready)
         for id_ in ids:
-            if self._router.member(id_) is None:
+            if self._fleet.member(id_) is None:
                 raise admin_refusal(400, "unknown_replica", f"There is no replica '{id_}'.")
-            if id_ not in ready and not self._router.is_warming_up(id_):
+            if id_ not in ready and not self._fleet.is_warming_up(id_):
                 raise admin_refusal(400, "not_ready", f"The replica '{id_}' is not ready.")
         if not ids:
             raise admin_refusal(400, "no_replica", "No replica is given or ready.")

@@ -1,7 +1,6 @@
-"""Control plane: index, probes, events, metrics and admin pages. It serves all frontends (placement_api.py).
+"""Control plane: index, probes, events, metrics and admin pages, for all frontends (placement_api.py).
 
-Parts are made in `wiring`. `replica_lifecycle` handles replicas that join and leave. This module has the lifecycle of
-the control plane and its notifications.
+`_build` makes its parts, with the help of `wiring`; `replica_lifecycle` handles replicas that join and leave.
 """
 
 from __future__ import annotations
@@ -103,18 +102,19 @@ class ControlPlane:
         s = self.settings
         self.lifecycle = ReplicaLifecycle(self.frontends)
         self.router = wiring.make_router(s, self.lifecycle)
-        self.metrics = wiring.make_metrics(s, self.router, self._sources)
-        self.replicas = wiring.make_replicas(s, self.router)  # replicas named in the settings or added at run time
+        parts = wiring.PartFactory(s, self.router, self.tls)
+        self.metrics = parts.metrics(self._sources)
+        self.replicas = wiring.make_replicas(s, self.router.fleet)  # named in the settings or added
         self.discoveries = wiring.make_discoveries(s, self.replicas)
         self._owners = ResponseOwners(s.limits.response_ids_max, private=bool(s.auth.keys_file))
-        self.admission = wiring.make_admission(s, self.router, self._owners, self.metrics.requests.count_shed)
+        self.admission = parts.admission(self._owners, self.metrics.requests.count_shed)
         self.history = wiring.make_history(s, self._count_load)
         self._stack.push_async_callback(self.history.close)
         self.history.start()
-        self.observatory = wiring.make_observatory(
-            s, self.router, self.metrics, self.history, self.admission, self._is_warming, self._describe_router
+        self.observatory = parts.observatory(
+            self.metrics, self.history, self.admission, self._is_warming, self._describe_router
         )
-        self._watch_replicas()
+        self._watch_replicas(parts)
         self.pages = self._make_pages()
         self.placer = self._make_placer()
         self._apply_keys(self._config)
@@ -127,21 +127,21 @@ class ControlPlane:
         self._task(self._check())
         self._task(self._admit())
 
-    def _watch_replicas(self) -> None:
+    def _watch_replicas(self, parts: wiring.PartFactory) -> None:
         """Make the parts that watch replicas: probes, event streams, and what fills and restores caches."""
         s, router, tls_ = self.settings, self.router, self.tls
         sender = PromptSender(router, self.admission, clock=time.monotonic, api_key=self._engine_key, tls=tls_)
         released, requests = self.frontends.on_replica_ready, self.metrics.requests
-        self.warmer = wiring.make_warmer(s, router, sender, self.observatory, requests, released)
+        self.warmer = parts.warmer(sender, self.observatory, requests, released)
         self._stack.push_async_callback(self.warmer.close)
         self.metrics_pages = MetricsPages(s.probe, tls_)
         self._stack.push_async_callback(self.metrics_pages.close)
-        self.prober = wiring.make_prober(s, router, self.lifecycle, self.metrics_pages, tls_)
+        self.prober = parts.prober(self.lifecycle, self.metrics_pages)
         self._stack.push_async_callback(self.prober.close)
         ranks = RankExpander(s.probe, self.metrics_pages, tls_)
         self._stack.push_async_callback(ranks.close)
-        self.state = wiring.make_snapshot_manager(s, router)
-        self.events = wiring.make_subscriber(s, router, tls_, self.state)
+        self.state = parts.snapshot_manager()
+        self.events = parts.subscriber(self.state)
         self.lifecycle.connect(
             router,
             requests,
@@ -150,17 +150,17 @@ class ControlPlane:
             warmer=self.warmer,
             events=self.events,
             peers=P2pProber(router.set_p2p_address, s.p2p) if s.events.enabled and s.tiers.enabled else None,
-            hands=self._watch_pairs(),
+            hands=self._watch_pairs(parts),
         )
 
-    def _watch_pairs(self) -> KvConnectorProber | None:
+    def _watch_pairs(self, parts: wiring.PartFactory) -> KvConnectorProber | None:
         """Make the prober of KV connectors, and warm up pairs of replicas; None if disaggregated prefill is off."""
         disagg = self.settings.disagg
         if not disagg.kv_connector:
             return None
         prober = KvConnectorProber(self.router.set_kv_connector, disagg, self.tls)
         self._stack.push_async_callback(prober.close)
-        pairs = wiring.make_pair_warmer(self.router, prober, self._engine_key, disagg, self.tls)
+        pairs = parts.pair_warmer(prober, self._engine_key)
         self._stack.push_async_callback(pairs.close)
         self._task(pairs.watch())
         return prober
@@ -226,7 +226,7 @@ class ControlPlane:
         self._sources.prompts = self.prompts.counts
         asker = EngineTokenizer(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self.tls)
         self._stack.push_async_callback(asker.close)
-        self._task(TokenizerVerifier(self.router, self.prompts, asker, s.tokens).watch())
+        self._task(TokenizerVerifier(self.router.models, self.prompts, asker, s.tokens).watch())
         try:  # a model hub may be slow, or behind a firewall that drops packets without an answer
             async with asyncio.timeout(TOKENIZERS_S):
                 await self.prompts.prepare_all()
@@ -238,12 +238,12 @@ class ControlPlane:
         await events.start()
         self._stack.push_async_callback(events.close)
         if s.events.request_full_reports:
-            announcer = EventReplayTrigger(self.router, api_key=s.probe.api_key, tls=self.tls)
+            announcer = EventReplayTrigger(self.router.unannounced, api_key=s.probe.api_key, tls=self.tls)
             self._stack.push_async_callback(announcer.close)
             self._task(announcer.watch())
 
     async def _listen(self) -> None:
-        self.prewarm_page = PrewarmPage(self.router, self.warmer)
+        self.prewarm_page = PrewarmPage(self.router.fleet, self.warmer)
         self._additions = RuntimeReplicas(self.replicas, parse_networks(self.settings.admin.replicas_allowed))
         drains = DrainPage(self.discoveries)
         routes = [*self.pages.routes(), *self._additions.routes(), *drains.routes(), *self.prewarm_page.routes()]

@@ -19,7 +19,7 @@ from router.admin.history.writer import HistoryWriter
 from router.admin.insights_pages import InsightsService
 from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX
 from router.config.allowed_networks import is_loopback
-from router.config.schema import DisaggSettings, P2pSettings, Settings, TierSettings
+from router.config.schema import P2pSettings, Settings, TierSettings
 from router.config.url_maps import event_endpoints, event_topics
 from router.control.admission_controller import AdmissionController
 from router.control.replica_lifecycle import ReplicaLifecycle
@@ -28,6 +28,7 @@ from router.control.snapshot import SnapshotManager
 from router.core.disagg.pair_disaggregator import PairDisaggregator
 from router.core.estimators.tier_load import FLOOR_MS, LoadModel, guess
 from router.core.fleet.expected_models import ExpectedModels
+from router.core.fleet.registry import Fleet
 from router.core.insights.breakdown import Explainer
 from router.core.kv_events.stream import StreamLimits
 from router.core.placement.policies import POLICIES
@@ -94,22 +95,139 @@ def load_guesses(s: TierSettings, pulls: P2pSettings) -> dict[str, LoadModel]:
     return {tier: guess(FLOOR_MS[tier], s.kv_bytes_per_token, speed) for tier, speed in gb_per_s.items()}
 
 
-def make_metrics(s: Settings, router: Router, sources: MetricSources) -> Metrics:
-    """Make the metrics of this process and of all frontends."""
-    return Metrics(
-        router,
-        time.monotonic,
-        sources,
-        process=True,
-        splits=bool(s.disagg.kv_connector),
-        former_names=s.metrics.former_names,
-    )
+class PartFactory:
+    """Makes the parts that use the whole Router."""
+
+    def __init__(self, settings: Settings, router: Router, tls: ssl.SSLContext | None) -> None:
+        """`tls`: for connections to replicas."""
+        self._settings = settings
+        self._router = router
+        self._tls = tls
+
+    def metrics(self, sources: MetricSources) -> Metrics:
+        """Make the metrics of this process and of all frontends."""
+        return Metrics(
+            self._router,
+            time.monotonic,
+            sources,
+            process=True,
+            splits=bool(self._settings.disagg.kv_connector),
+            former_names=self._settings.metrics.former_names,
+        )
+
+    def admission(self, owners: ResponseOwners, shed: Callable[[str, Priority, str], None]) -> AdmissionController:
+        """Make the admission of requests. `shed(code, priority, model)` is called for each request that is refused."""
+        limits, probe = self._settings.admission, self._settings.probe
+        stale_s = STALE_PROBES * max(probe.interval_s, probe.metrics_interval_s)
+        return AdmissionController(self._router, owners, limits, stale_s=stale_s, clock=time.monotonic, shed=shed)
+
+    def observatory(
+        self,
+        metrics: Metrics,
+        history: RouterHistory,
+        admission: AdmissionController,
+        warming: Callable[[str], bool],
+        about_router: Callable[[], dict[str, Any]],
+    ) -> InsightsService | None:
+        """Make the observatory; None if it is switched off.
+
+        - `warming(replica)`: True if its cache is being filled.
+        - `about_router()`: this router's name, its peers and whether it shares with them.
+        """
+        settings = self._settings.insights
+        if not settings.enabled:
+            return None
+        return InsightsService(
+            self._router,
+            settings,
+            tenant=metrics.requests.tenant,
+            clock=time.monotonic,
+            decisions=history.newest,
+            window=admission.window,
+            warming=warming,
+            models=metrics.models,
+            counted=metrics.sum_engine_counts,
+            about_router=about_router,
+        )
+
+    def warmer(
+        self,
+        sender: PromptSender,
+        observatory: InsightsService | None,
+        requests: RequestMetrics,
+        released: Callable[[str], None],
+    ) -> Warmer:
+        """Make the warmer, which fills caches before traffic comes. `released(replica)`: called when a replica that was
+        held back for that may receive requests."""
+        return Warmer(
+            self._router.fleet,
+            sender,
+            self._settings.prewarm,
+            clock=time.monotonic,
+            hottest=observatory.hottest if observatory is not None else _no_templates,
+            counted=requests.count_prewarm,
+            released=released,
+        )
+
+    def prober(self, lifecycle: ReplicaLifecycle, pages: MetricsPages) -> Prober:
+        """Make the prober, which requests health, models and load from replicas."""
+        return Prober(
+            self._router,
+            lifecycle.on_unreachable,
+            on_ready=lifecycle.on_ready,
+            settings=self._settings.probe,
+            pages=pages,
+            kv_tokens_max=self._settings.routing.kv_tokens_max,
+            tls=self._tls,
+        )
+
+    def pair_warmer(self, prober: KvConnectorProber, api_key: Callable[[], str]) -> PairWarmer:
+        """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
+        pair."""
+        return PairWarmer(
+            self._router,
+            prober.handshake,
+            prober.addresses,
+            api_key=api_key,
+            clock=time.monotonic,
+            tls=self._tls,
+            hosts=self._settings.disagg.hosts,
+        )
+
+    def snapshot_manager(self) -> SnapshotManager | None:
+        """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are
+        configured."""
+        s = self._settings
+        if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
+            return None
+        return SnapshotManager(self._router, s.snapshot, name=s.peering.router_id or socket.gethostname())
+
+    def subscriber(self, state: SnapshotManager | None) -> EventStreamManager | None:
+        """Make the subscriber to the KV events of replicas; None if events are off."""
+        events = self._settings.events
+        if not events.enabled:
+            return None
+        return EventStreamManager(
+            self._router.knowledge,
+            endpoints=event_endpoints(events.endpoints),
+            bind=events.bind,
+            topics=event_topics(events.topics),
+            api_key=self._settings.probe.api_key,
+            tls=self._tls,
+            poll_s=events.poll_s,
+            limits=StreamLimits(
+                silence_s=events.replay_timeout_s,
+                suspended_max_s=events.fallback_delay_s,
+                queue_bytes_max=events.queue_bytes_max,
+            ),
+            handover=state.handover if state is not None else None,
+        )
 
 
-def make_replicas(s: Settings, router: Router) -> StaticDiscovery:
+def make_replicas(s: Settings, fleet: Fleet) -> StaticDiscovery:
     """Make the source of configured replicas. Replicas that a reload removes are kept for at most the time of two
     probes."""
-    return StaticDiscovery(s.replicas, alone=router.serving_alone, kept_s=2 * s.probe.timeout_s)
+    return StaticDiscovery(s.replicas, alone=fleet.serving_alone, kept_s=2 * s.probe.timeout_s)
 
 
 def make_discoveries(s: Settings, replicas: StaticDiscovery) -> MergedDiscovery:
@@ -141,14 +259,6 @@ def make_history(s: Settings, load: Callable[[], tuple[int, int]]) -> RouterHist
     )
 
 
-def make_admission(
-    s: Settings, router: Router, owners: ResponseOwners, shed: Callable[[str, Priority, str], None]
-) -> AdmissionController:
-    """Make the admission of requests. `shed(code, priority, model)` is called for each request that is refused."""
-    stale_s = STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s)
-    return AdmissionController(router, owners, s.admission, stale_s=stale_s, clock=time.monotonic, shed=shed)
-
-
 def warn_if_unauthenticated(settings: Settings) -> None:
     """Warn if every client that reaches the main listener may use it: it is not on loopback alone, and requires no
     key."""
@@ -162,125 +272,9 @@ def warn_if_unauthenticated(settings: Settings) -> None:
     )
 
 
-def make_observatory(
-    s: Settings,
-    router: Router,
-    metrics: Metrics,
-    history: RouterHistory,
-    admission: AdmissionController,
-    warming: Callable[[str], bool],
-    about_router: Callable[[], dict[str, Any]],
-) -> InsightsService | None:
-    """Make the observatory; None if it is switched off.
-
-    - `warming(replica)`: True if its cache is being filled.
-    - `about_router()`: this router's name, its peers and whether it shares with them.
-    """
-    if not s.insights.enabled:
-        return None
-    return InsightsService(
-        router,
-        s.insights,
-        tenant=metrics.requests.tenant,
-        clock=time.monotonic,
-        decisions=history.newest,
-        window=admission.window,
-        warming=warming,
-        models=metrics.models,
-        counted=metrics.sum_engine_counts,
-        about_router=about_router,
-    )
-
-
-def make_warmer(
-    s: Settings,
-    router: Router,
-    sender: PromptSender,
-    observatory: InsightsService | None,
-    requests: RequestMetrics,
-    released: Callable[[str], None],
-) -> Warmer:
-    """Make the warmer, which fills caches before traffic comes. `released(replica)`: called when a replica that was
-    held back for that may receive requests."""
-    return Warmer(
-        router,
-        sender,
-        s.prewarm,
-        clock=time.monotonic,
-        hottest=observatory.hottest if observatory is not None else _no_templates,
-        counted=requests.count_prewarm,
-        released=released,
-    )
-
-
 def _no_templates(_count: int) -> Sequence[Template]:
     """Return no learned template: the observatory is off."""
     return ()
-
-
-def make_prober(
-    s: Settings, router: Router, lifecycle: ReplicaLifecycle, pages: MetricsPages, tls: ssl.SSLContext | None
-) -> Prober:
-    """Make the prober, which requests health, models and load from replicas."""
-    return Prober(
-        router,
-        lifecycle.on_unreachable,
-        on_ready=lifecycle.on_ready,
-        settings=s.probe,
-        pages=pages,
-        kv_tokens_max=s.routing.kv_tokens_max,
-        tls=tls,
-    )
-
-
-def make_pair_warmer(
-    router: Router,
-    prober: KvConnectorProber,
-    api_key: Callable[[], str],
-    disagg: DisaggSettings,
-    tls: ssl.SSLContext | None,
-) -> PairWarmer:
-    """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
-    pair."""
-    return PairWarmer(
-        router,
-        prober.handshake,
-        prober.addresses,
-        api_key=api_key,
-        clock=time.monotonic,
-        tls=tls,
-        hosts=disagg.hosts,
-    )
-
-
-def make_snapshot_manager(s: Settings, router: Router) -> SnapshotManager | None:
-    """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
-    if not s.snapshot.path and not (s.snapshot.from_peers and is_shared(s.peering)):
-        return None
-    return SnapshotManager(router, s.snapshot, name=s.peering.router_id or socket.gethostname())
-
-
-def make_subscriber(
-    s: Settings, router: Router, tls: ssl.SSLContext | None, state: SnapshotManager | None
-) -> EventStreamManager | None:
-    """Make the subscriber to the KV events of replicas; None if events are off."""
-    if not s.events.enabled:
-        return None
-    return EventStreamManager(
-        router.knowledge,
-        endpoints=event_endpoints(s.events.endpoints),
-        bind=s.events.bind,
-        topics=event_topics(s.events.topics),
-        api_key=s.probe.api_key,
-        tls=tls,
-        poll_s=s.events.poll_s,
-        limits=StreamLimits(
-            silence_s=s.events.replay_timeout_s,
-            suspended_max_s=s.events.fallback_delay_s,
-            queue_bytes_max=s.events.queue_bytes_max,
-        ),
-        handover=state.handover if state is not None else None,
-    )
 
 
 def count_event_streams(events: EventStreamManager) -> dict[str, dict[str, float | None]]:

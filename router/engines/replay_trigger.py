@@ -16,11 +16,11 @@ import asyncio
 import logging
 import ssl
 from array import array
+from collections import deque
 
 import aiohttp
 
 from router.core.placement.answer_feedback import UnreportedHit
-from router.core.placement.router import Router
 from router.core.prompts.token_keys import ID_BYTES
 from router.core.types.replicas import Replica
 from router.engines import http_client
@@ -34,8 +34,9 @@ TIMEOUT_S = 30.0
 class EventReplayTrigger:
     """Sends requests for repeated reports, one at a time."""
 
-    def __init__(self, router: Router, *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
-        self._router = router
+    def __init__(self, unreported: deque[UnreportedHit], *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
+        """`unreported`: hits for which a repeated report is needed, to which the Router adds."""
+        self._unreported = unreported
         self._session = http_client.session(api_key, TIMEOUT_S, tls)
 
     async def close(self) -> None:
@@ -45,8 +46,8 @@ class EventReplayTrigger:
     async def watch(self) -> None:
         """Send the requests that the Router wants, until cancelled."""
         while True:
-            if self._router.unannounced:
-                await self.announce(self._router.unannounced.pop())
+            if self._unreported:
+                await self.announce(self._unreported.pop())
             await asyncio.sleep(INTERVAL_S)
 
     async def announce(self, wanted: UnreportedHit) -> None:

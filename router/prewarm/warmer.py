@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from router.config.schema import PrewarmSettings
-from router.core.placement.router import Router
+from router.core.fleet.registry import Fleet
 from router.core.types.cache_misses import Template
 from router.prewarm.jobs import JobState, WarmupJob, WarmupReason
 from router.prewarm.prefixes import PrefixesError, WarmupPrompt, read
@@ -43,7 +43,7 @@ class Warmer:
 
     def __init__(
         self,
-        router: Router,
+        fleet: Fleet,
         sender: PromptSender,
         settings: PrewarmSettings,
         *,
@@ -54,7 +54,7 @@ class Warmer:
     ) -> None:
         """`hottest(n)`: the n most used learned templates. `counted(result, prompt_tokens)`: called for each prompt.
         `released(replica)`: called when a deferred replica may receive requests."""
-        self._router = router
+        self._fleet = fleet
         self._sender = sender
         self.settings = settings
         self._clock = clock
@@ -77,7 +77,7 @@ class Warmer:
         if not self._automatic:
             self._due.clear()
         if not (self._automatic and settings.block_readiness):
-            for member in self._router.members:
+            for member in list(self._fleet.members.values()):
                 self._let_go(member.id, "according to the settings")
 
     @property
@@ -110,7 +110,7 @@ class Warmer:
 
     def ready(self, replica: str) -> None:
         """Begin warming the replica if it is due and healthy."""
-        member = self._router.member(replica)
+        member = self._fleet.member(replica)
         if member is None or not (member.health.fit and member.replica.ready) or replica not in self._due:
             return
         if replica in self._unasked:
@@ -132,7 +132,7 @@ class Warmer:
 
     def is_warming(self, replica: str) -> bool:
         """True if the replica's cache is being filled, or its traffic is deferred until then."""
-        return replica in self._running or self._router.is_warming_up(replica)
+        return replica in self._running or self._fleet.is_warming_up(replica)
 
     # -- requests of callers ---------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Warmer:
 
     def _hold(self, replica: str) -> None:
         if self.settings.block_readiness:
-            self._router.warm_up(replica, True)
+            self._fleet.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:
         """Release the replica, unless it has restarted and is due again."""
@@ -187,7 +187,7 @@ class Warmer:
             self._let_go(replica, why)
 
     def _let_go(self, replica: str, why: str) -> None:
-        if self._router.warm_up(replica, False):
+        if self._fleet.warm_up(replica, False):
             log.info(
                 "replica receives traffic",
                 extra={"event": "replica_serving", "fields": {"replica": replica, "why": why}},
@@ -217,7 +217,7 @@ class Warmer:
             self.ready(job.replica)
 
     async def _run(self, job: WarmupJob) -> None:
-        held = self._router.is_to_warm_up(job.replica) and job.why is not WarmupReason.ASKED
+        held = self._fleet.is_to_warm_up(job.replica) and job.why is not WarmupReason.ASKED
         late = None
         if held:  # the limit includes the time for which the job waits
             why = "prewarming took too long"
@@ -280,7 +280,7 @@ class Warmer:
     def _budget(self, job: WarmupJob) -> int:
         """Return the number of tokens to send, limited to the size of the cache. Otherwise the last prompts would evict
         the first."""
-        member = self._router.member(job.replica)
+        member = self._fleet.member(job.replica)
         capacity = member.load.kv_tokens_max if member is not None else None
         return min(job.tokens_max, capacity) if capacity else job.tokens_max
 

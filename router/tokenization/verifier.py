@@ -8,8 +8,7 @@ import asyncio
 import logging
 
 from router.config.schema import TokenSettings
-from router.core.fleet.models import MODELS_MAX
-from router.core.placement.router import Router
+from router.core.fleet.models import MODELS_MAX, Models
 from router.engines import http_client
 from router.tokenization.encoder import PromptEncoder
 from router.tokenization.request_tokens import EngineTokenizer
@@ -24,8 +23,8 @@ UNKNOWN = "no tokenizer, and /tokenize of its replicas is turned off"
 class TokenizerVerifier:
     """Reports to the Router, for every model, if its prompts can be turned into token ids."""
 
-    def __init__(self, router: Router, prompts: PromptEncoder, asker: EngineTokenizer, settings: TokenSettings) -> None:
-        self._router = router
+    def __init__(self, models: Models, prompts: PromptEncoder, asker: EngineTokenizer, settings: TokenSettings) -> None:
+        self._models = models
         self._prompts = prompts
         self._asker = asker
         self._settings = settings
@@ -36,7 +35,7 @@ class TokenizerVerifier:
         due_s: dict[str, float] = {}
         clock = asyncio.get_running_loop().time
         while True:
-            for model in self._router.models.list_event_models():
+            for model in self._models.list_event_models():
                 if clock() >= due_s.get(model, 0.0):
                     again_s = self._settings.verify_interval_s
                     if not await self._compare(model):
@@ -46,7 +45,7 @@ class TokenizerVerifier:
 
     async def _compare(self, model: str) -> bool:
         """True if the model's prompts can be turned into token ids; otherwise it is compared again soon."""
-        base, engine, replica = self._router.models.engine(model)
+        base, engine, replica = self._models.engine(model)
         if not self._prompts.has_tokenizer(base):
             why = (
                 await self._probe_tokenize(replica, model, "no local tokenizer")
@@ -89,7 +88,7 @@ class TokenizerVerifier:
         return "" if isinstance(answer.get("tokens"), list) else f"{reason}, and /tokenize rejects requests"
 
     def _tell(self, model: str, why: str) -> None:
-        if self._router.models.observe_tokens(model, why) and why:
+        if self._models.observe_tokens(model, why) and why:
             fields = {"model": model, "why": why}
             log.warning(
                 "prompts of this model are placed by estimate", extra={"event": "placed_by_estimate", "fields": fields}

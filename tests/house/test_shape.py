@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LINES_MAX, FUNCTION_LINES_MAX = 400, 60
 FILES_OVER = {"router": 13, "loadtest": 3}
 FUNCTIONS_OVER = {"router": 3, "loadtest": 1}
+ROUTER_ARGUMENTS = 13  # functions outside the core that take the whole Router
 REPEATED_NAMES = {"router": 2, "loadtest": 28}  # base names of modules and packages that stand twice or more
 
 
@@ -48,6 +49,20 @@ def test_base_names_say_which_module(package: str) -> None:
     names = Counter(path.stem if path.stem != "__init__" else path.parent.name for path in modules(package))
     repeated = sorted(name for name, count in names.items() if count > 1 and not name.startswith("__"))
     assert len(repeated) == REPEATED_NAMES[package], repeated
+
+
+def test_few_functions_take_the_whole_router() -> None:
+    """Outside the core a function takes the parts of the Router that it uses, but for those that are left."""
+    found = list[str]()
+    for path in modules("router"):
+        if (ROOT / "router" / "core") in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if any(each.annotation is not None and ast.unparse(each.annotation) == "Router" for each in arguments):
+                    found.append(f"{path.relative_to(ROOT)}:{node.name}")
+    assert len(found) == ROUTER_ARGUMENTS, found
 
 
 @pytest.mark.parametrize("package", ["router", "loadtest"])

@@ -65,12 +65,12 @@ class Metrics:
         self._tallies.splits = splits
         self._former_names = former_names
         read: tuple[Collector, ...] = (
-            Gauges(router, self._tallies, figures),
-            Replicas(router, clock, figures),
+            Gauges(router.fleet, router.index, router.knowledge, router.fitness, self._tallies, figures),
+            Replicas(router.fleet, router.index, clock, figures),
             Sources(figures),
             Links(figures),
             States(figures),
-            Events(router, figures),
+            Events(router.fleet, router.knowledge, figures),
         )
         self._read = tuple(WithFormerNames(each) for each in read) if former_names else read
         self._process = ProcessCollector(registry=None) if process else None
@@ -97,7 +97,9 @@ class Metrics:
 
     def models(self, rows_max: int) -> list[dict[str, Any]]:
         """Return totals of the requests of each model (metrics/per_model.py)."""
-        return per_model.rows(self._tallies, per_model.UnderWay(self._router, self._tallies, self._figures), rows_max)
+        return per_model.rows(
+            self._tallies, per_model.UnderWay(self._router.fleet, self._tallies, self._figures), rows_max
+        )
 
     def page(self) -> bytes:
         """Return the whole page in Prometheus's text format, written without a break."""

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.core.cache_state.event_index import EventIndex
+from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.fleet.breaker import State
+from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.member import ReplicaState
-from router.core.placement.router import Router
+from router.core.fleet.registry import Fleet
 from router.core.types.placements import REPLICA_GRADES
 from router.former_names import UNTIL
 from router.telemetry import logs
@@ -29,8 +32,17 @@ from router.telemetry.metrics.samples import MetricSources
 class Gauges(Collector):
     """Metrics of the entire router."""
 
-    def __init__(self, router: Router, tallies: RequestMetrics, figures: MetricSources) -> None:
-        self._router, self._tallies, self._figures = router, tallies, figures
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        knowledge: EventIndex,
+        fitness: Eligibility,
+        tallies: RequestMetrics,
+        figures: MetricSources,
+    ) -> None:
+        self._fleet, self._index, self._knowledge, self._fitness = fleet, index, knowledge, fitness
+        self._tallies, self._figures = tallies, figures
         self._build = build()
 
     def collect(self) -> Iterable[Metric]:
@@ -49,10 +61,10 @@ class Gauges(Collector):
         yield gauge("prompt_diversity_ratio", text, (), [((), diversity)])
         text = "Prompts not compared with an earlier one because a limit of the observatory was reached."
         yield counter("differences_unexplained", text, totals.count_unexplained())
-        index = self._router.index
+        index = self._index
         yield gauge("index_keys", "Distinct blocks in the prefix index.", (), [((), index.keys)])
         yield gauge("index_bytes", "Memory of the prefix index in bytes.", (), [((), index.bytes_used)])
-        keys = self._router.knowledge.keys
+        keys = self._knowledge.keys
         yield gauge("held_keys", "Distinct blocks cached by replicas, according to KV events.", (), [((), keys)])
         text = "Always 1; the router's build: version, native code or not, commit if known, and Python version."
         yield gauge("build_info", text, BUILD, [(_get_build_labels(self._build), 1)])
@@ -70,7 +82,7 @@ class Gauges(Collector):
             "history_decisions_dropped", "Decisions not written to the history file because its queue was full.", lost
         )
         text = "Placements on replicas that were not ready, because no other replica was left."
-        yield counter("panic_mode_placements", text, self._router.panics)
+        yield counter("panic_mode_placements", text, self._fitness.panics)
         count, closed = totals.connections()
         yield gauge("connections", "Open client connections.", (), [((), count)])
         text = "Bytes of request bodies being received, queued, or sent to a replica that has not begun to answer."
@@ -87,7 +99,7 @@ class Gauges(Collector):
         yield histogram("loop_stall_seconds", text, BOUNDS_S, totals.stalls.series)
 
     def _collect_by_model(self) -> Iterable[Metric]:
-        under_way = UnderWay(self._router, self._tallies, self._figures)
+        under_way = UnderWay(self._fleet, self._tallies, self._figures)
         in_flight = [((label,), requests) for label, requests in under_way.in_flight.items()]
         yield gauge("in_flight_requests", "Requests being answered.", ("model",), in_flight)
         counts = [((priority.name.lower(), label), n) for (priority, label), n in under_way.waiting.items()]
@@ -119,21 +131,21 @@ class Gauges(Collector):
 class Replicas(Collector):
     """Metrics of each replica, as the Router knows it."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], figures: MetricSources) -> None:
-        self._router, self._clock, self._figures = router, clock, figures
+    def __init__(self, fleet: Fleet, index: PrefixIndex, clock: Callable[[], float], figures: MetricSources) -> None:
+        self._fleet, self._index, self._clock, self._figures = fleet, index, clock, figures
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after another."""
-        router, now_s = self._router, self._clock()
+        now_s = self._clock()
 
         def each(name: str, text: str, value: Callable[[ReplicaState], float | None]) -> GaugeMetricFamily:
-            return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
+            return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in self._members()])
 
         # The list of replicas is read for each family: a replica may leave between two families.
         text = f"Always 1; identity of the replica, for joins. The label name exists until {UNTIL}."
-        yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in router.members])
+        yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in self._members()])
         text = "Replicas that serve the base model and may receive requests."
-        yield gauge("model_ready_replicas", text, ("model",), _ready(router.members))
+        yield gauge("model_ready_replicas", text, ("model",), _ready(self._members()))
         yield each("ready", "1 if the replica may receive requests.", lambda m: float(m.ready))
         yield each("in_flight", "Requests in flight on the replica.", lambda m: len(m.leases))
         yield each(
@@ -145,20 +157,20 @@ class Replicas(Collector):
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
         yield each("kv_usage_ratio", "KV pool in use by live requests, 0 to 1.", lambda m: m.load.kv_usage)
         yield each("kv_tokens", "Size of the KV pool in tokens.", lambda m: m.load.kv_tokens_max)
-        yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: router.index.blocks(m.id))
+        yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: self._index.blocks(m.id))
         text = "Fraction of the replica's computed prompt tokens that this router sent."
         yield each("share_ratio", text, lambda m: m.share)
-        yield each("prefill_tokens_per_second", "Learned prefill speed.", lambda m: _speed(router, m))
+        yield each("prefill_tokens_per_second", "Learned prefill speed.", _speed)
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
-        loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in router.members]
+        loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in self._members()]
         text = "Tokens looked up in the engine's prefix cache, by its own count."
         queries = ((id_, queries) for id_, queries, _ in loads if queries is not None)
         yield counters("replica_cache_query_tokens", text, "replica", queries)
         text = "Tokens found in the engine's prefix cache, by its own count."
         found = ((id_, hits) for id_, _, hits in loads if hits is not None)
         yield counters("replica_cache_hit_tokens", text, "replica", found)
-        sources = [(m.id, m.page_source.restarts, m.page_source.ignored) for m in router.members]
+        sources = [(m.id, m.page_source.restarts, m.page_source.ignored) for m in self._members()]
         text = "Restarts of the replica's engine, detected in its metrics."
         yield counters("replica_restarts", text, "replica", ((id_, restarts) for id_, restarts, _ in sources))
         text = "Metrics pages from a different process without a restart, because several processes answer alternately."
@@ -169,14 +181,18 @@ class Replicas(Collector):
             "replica_breaker",
             "1 for the current state of the replica's circuit breaker.",
             ("replica", "state"),
-            [((m.id, s.value), float(m.state(now_s) is s)) for m in router.members for s in State],
+            [((m.id, s.value), float(m.state(now_s) is s)) for m in self._members() for s in State],
         )
         yield gauge(
             "replica_grade",
             "1 for the current grade of knowledge about the replica's cache.",
             ("replica", "grade"),
-            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in REPLICA_GRADES],
+            [((m.id, g.value), float(m.grade is g)) for m in self._members() for g in REPLICA_GRADES],
         )
+
+    def _members(self) -> list[ReplicaState]:
+        """Return the replicas of this moment: one may leave between two slices of a page."""
+        return list(self._fleet.members.values())
 
     def _info(self, member: ReplicaState) -> tuple[str, ...]:
         """Return the values of INFO; "" if unknown. The model is the first that is no adapter."""
@@ -275,8 +291,8 @@ FAILURE_KINDS = ("unreachable", "timeout", "refused", "silent", "protocol", "ful
 class Events(Collector):
     """Metrics of KV event streams and tokenizers."""
 
-    def __init__(self, router: Router, figures: MetricSources) -> None:
-        self._router, self._figures = router, figures
+    def __init__(self, fleet: Fleet, knowledge: EventIndex, figures: MetricSources) -> None:
+        self._fleet, self._knowledge, self._figures = fleet, knowledge, figures
 
     def collect(self) -> Iterable[Metric]:
         """Yield counters by replica, and gauges of the current state by its events."""
@@ -288,7 +304,7 @@ class Events(Collector):
         yield gauge(
             "replica_event_lag_seconds", "Age of the replica's last batch of KV events on arrival.", ("replica",), lags
         )
-        knowledge = self._router.knowledge
+        knowledge = self._knowledge
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge(
@@ -299,7 +315,7 @@ class Events(Collector):
         yield gauge("replica_tier_blocks", text, ("replica", "tier"), tiers)
         loads = [
             ((member.id, tier), member.speeds.loads.model(tier, link.fit).per_token_ms / 1e3)
-            for member in self._router.members
+            for member in self._fleet.members.values()
             for tier, link in member.links.items()
         ]
         text = "Learned time to load one token from a tier of the replica."
@@ -344,7 +360,7 @@ def _get_build_labels(build: Build) -> tuple[str, ...]:
 INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine", "version")
 
 
-def _speed(router: Router, member: ReplicaState) -> float | None:
+def _speed(member: ReplicaState) -> float | None:
     model = member.prefill_model
     return 1e3 / model.per_token_ms if model.per_token_ms else None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from router.config.api_keys import NONE
-from router.core.placement.router import Router
+from router.core.fleet.registry import Fleet
 from router.core.types.requests import Priority
 from router.telemetry.counters import RequestMetrics
 from router.telemetry.metrics.samples import MetricSources
@@ -19,7 +19,7 @@ Waiting = Counter[tuple[Priority, str]]
 class UnderWay:
     """Requests in flight and waiting, by model's label, at the time of its construction."""
 
-    def __init__(self, router: Router, tallies: RequestMetrics, figures: MetricSources) -> None:
+    def __init__(self, fleet: Fleet, tallies: RequestMetrics, figures: MetricSources) -> None:
         """Requests that are neither placed nor waiting, such as those that are being read, are counted in flight for no
         model."""
         self.waiting: Waiting = Counter()
@@ -27,7 +27,7 @@ class UnderWay:
             self.waiting[priority, tallies.label(model) if model else NONE] += requests
         labels = tallies.labels()[:ZEROS_MAX]
         self.in_flight = Counter(dict.fromkeys(labels, 0))
-        for member in router.members:
+        for member in fleet.members.values():
             self.in_flight.update([tallies.label(lease.model) for lease in member.leases.values()])
         for (_, label), requests in self.waiting.items():
             self.in_flight[label] += requests
