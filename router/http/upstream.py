@@ -12,10 +12,10 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.config.fd_limits import shortage
+from router.config.schema import UpstreamSettings
 from router.core.types.replicas import REST_MAX_S, Replica
 from router.http.engine_connection import UpstreamConnection
 from router.http.engine_errors import EngineFailed
@@ -58,43 +58,34 @@ HIDDEN_S_MAX = 3_600.0
 LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will not continue, if no process listens there
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Time limits for engines, and the size up to which an answer is buffered whole (config/schema.py: `upstream`,
-    `limits.buffered_response_bytes_max`)."""
-
-    connect_timeout_s: float
-    first_byte_timeout_s: float
-    idle_timeout_s: float
-    keepalive_s: float
-    whole_bytes_max: int
-
-
 class Upstream:
     """Connections to all engines."""
 
     def __init__(
         self,
-        limits: EngineLimits,
+        limits: UpstreamSettings,
         *,
+        whole_bytes_max: int,
         outbox: Outbox | None = None,
         pace: ReadFairness | None = None,
         alive: Callable[[str], None] = lambda _: None,
         full: Callable[[UpstreamResponse], bool | None] = lambda _: False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """The optional arguments:
+        """The arguments:
 
+        - `limits`: time limits for engines.
+        - `whole_bytes_max`: size up to which an answer is buffered whole (`limits.buffered_response_bytes_max`).
         - `outbox`, `pace`: created if None.
         - `tls`: may be replaced, for later connections. If None, replicas' certificates are checked against the
           machine's authorities.
         - `alive(replica)`: called at most twice a second for each replica with streams that make progress.
         - `full`: judges answers of status 503. True for a full queue, None for an error that may mean that.
 
-        `limits` may be replaced, also for calls in flight. So may `on_lost`, which is called with each replica that is
-        lost.
-        """
+        `limits` and `whole_bytes_max` may be replaced, also for calls in flight. So may `on_lost`, which is called with
+        each replica that is lost."""
         self.limits = limits
+        self.whole_bytes_max = whole_bytes_max
         self.tls = tls
         self.on_lost: Callable[[str], None] = lambda _: None
         self._alive, self._full = alive, full
@@ -287,7 +278,7 @@ class Upstream:
         whole_bytes_max: int | None = None,
     ) -> UpstreamResponse:
         """Return an answer that has begun, with any status. Raises UpstreamError."""
-        whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
+        whole_bytes_max = self.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
             pool = ConnectionPool(Replica(replica).url, self._outbox, self._pace, lambda: self.tls or client_tls())

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec import Struct
 
+from router.config.schema import UpstreamSettings
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.dialect import Abort
 from router.core.dialects.model_not_found import missing_model
@@ -140,15 +140,6 @@ class UpstreamCall(Struct, eq=False):  # a Struct for speed: core/types/requests
     outcome: Outcome | None = None  # None until the answer is delivered; stays None if the client leaves first
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLimits:
-    """Limits on retries of one request (config/schema.py: `upstream`)."""
-
-    retries_max: int
-    retry_on_timeout: bool
-    pull_stall_s: float = 10.0  # added to the predicted time to first token (config/schema.py: `p2p.timeout_s`)
-
-
 class Attempts:
     """Places and calls until an answer has begun. `limits` may be replaced at any time, and applies to requests in
     flight."""
@@ -157,14 +148,16 @@ class Attempts:
         self,
         placer: PlacementService,
         upstream: Upstream,
-        limits: RetryLimits,
+        limits: UpstreamSettings,
         *,
+        pull_timeout_s: float,
         clock: Callable[[], float],
         budget: RetryBudget,
         legs: DisaggCaller,
         usage: UsageAsking,
     ) -> None:
         self.limits = limits
+        self._pull_timeout_s = pull_timeout_s  # added to the predicted time to first token
         self._legs = legs
         self._placer = placer
         self._upstream = upstream
@@ -265,14 +258,14 @@ class Attempts:
         lines = question.lines if trace is None else [*question.lines, trace.record_call(lease.receipt, self._clock())]
         leg = lease.receipt.leg if question.wanted.may_split else None
         if leg is not None:
-            within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            within_s = self._pull_timeout_s + lease.receipt.ttft_p90_ms / 1e3
             answer = await self._legs.call(question, lease, leg, lines, blocks_within_s=within_s, fresh=fresh)
         else:
             replica, body, pull = lease.replica, question.body, lease.receipt.pull
             pull_within_s: float | None = None
             if pull is not None and question.wanted.may_pull:
                 body = with_pull(body, pull.address, secrets.token_hex(16))
-                pull_within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+                pull_within_s = self._pull_timeout_s + lease.receipt.ttft_p90_ms / 1e3
             if "#" in replica and (rank := Replica(replica).rank) is not None:
                 lines, body = for_rank(rank, request.path, lines, body)
             answer = await self._upstream.call(

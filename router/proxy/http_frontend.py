@@ -21,10 +21,10 @@ from router.http.client_timeouts import ClientLimits
 from router.http.outbox import Outbox
 from router.http.read_fairness import ReadFairness
 from router.http.server import Server
-from router.http.upstream import EngineLimits, Upstream
+from router.http.upstream import Upstream
 from router.ingress.context import IngressContext
 from router.placement_api import PlacementService
-from router.proxy.attempts import Attempts, RetryLimits
+from router.proxy.attempts import Attempts
 from router.proxy.disagg_calls.caller import DisaggCaller
 from router.proxy.http_proxy import Proxy
 from router.proxy.preamble_events import says_full
@@ -94,8 +94,8 @@ class HttpFrontend:
         """Apply settings that may change at run time, and the contents of their files."""
         self._config = config
         self._settings = s = config.settings
-        self.upstream.limits = _engine_limits(s)
-        self._attempts.limits = _retry_limits(s)
+        self.upstream.limits = self._attempts.limits = s.upstream
+        self.upstream.whole_bytes_max = s.limits.buffered_response_bytes_max
         self.legs.linger_s = s.disagg.prefill_grace_s
         self._continuations.silence_s_max = s.upstream.idle_timeout_s
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
@@ -160,7 +160,8 @@ class HttpFrontend:
         s = self._settings
         self._outbox, self._pace = Outbox(asyncio.get_running_loop()), ReadFairness(asyncio.get_running_loop())
         self.upstream = Upstream(
-            _engine_limits(s),
+            s.upstream,
+            whole_bytes_max=s.limits.buffered_response_bytes_max,
             outbox=self._outbox,
             pace=self._pace,
             alive=self._placer.note_progress,
@@ -177,7 +178,8 @@ class HttpFrontend:
         self._attempts = Attempts(
             self._placer,
             self.upstream,
-            _retry_limits(s),
+            s.upstream,
+            pull_timeout_s=s.p2p.timeout_s,
             clock=time.monotonic,
             budget=self._budget,
             legs=self.legs,
@@ -226,22 +228,6 @@ class HttpFrontend:
         except OSError as error:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
         self.url = url_of(*bound, tls=self._server.tls is not None)
-
-
-def _engine_limits(settings: Settings) -> EngineLimits:
-    upstream = settings.upstream
-    return EngineLimits(
-        connect_timeout_s=upstream.connect_timeout_s,
-        first_byte_timeout_s=upstream.first_byte_timeout_s,
-        idle_timeout_s=upstream.idle_timeout_s,
-        keepalive_s=upstream.keepalive_s,
-        whole_bytes_max=settings.limits.buffered_response_bytes_max,
-    )
-
-
-def _retry_limits(settings: Settings) -> RetryLimits:
-    upstream = settings.upstream
-    return RetryLimits(upstream.retries_max, upstream.retry_on_timeout, settings.p2p.timeout_s)
 
 
 def _client_limits(settings: Settings) -> ClientLimits:

@@ -70,7 +70,7 @@ def in_force(router: Running) -> dict[str, Any]:
     upstream, proxy, server, reader = http.upstream, http.proxy, http._server, http.reader
     lines = reader.forwarding
     return {
-        "engines": upstream.limits,
+        "engines": (upstream.limits, upstream.whole_bytes_max),
         "retries": proxy._attempts.limits,
         "budget": (http._budget.ratio, http._budget.floor_per_s),
         "answers": (proxy.receipts, http._routes._inference, http._routes._metrics_here),

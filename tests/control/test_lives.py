@@ -16,12 +16,12 @@ import pytest
 from aiohttp import ClientSession
 
 from router.config.runtime import resolve
-from router.config.schema import SettingsError
+from router.config.schema import SettingsError, UpstreamSettings
 from router.core.fleet.lease import Lease
 from router.core.types.replicas import Replica
 from router.engines.discovery import Status
 from router.http.failures import ReplicaRemoved
-from router.http.upstream import EngineLimits, Upstream
+from router.http.upstream import Upstream
 from router.router_server import RouterServer
 from tests.http.wire import CHAT
 from tests.support.discovered import Told, told
@@ -255,7 +255,7 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
 
 async def test_a_replica_that_leaves_while_we_connect(engine: FakeEngine) -> None:
     """Nothing is sent there, and the connection is closed; where nothing was sent another may be asked."""
-    upstream = Upstream(EngineLimits(60, 60, 60, keepalive_s=3, whole_bytes_max=1 << 20))
+    upstream = Upstream(UpstreamSettings(connect_timeout_s=60.0, first_byte_timeout_s=60.0), whole_bytes_max=1 << 20)
     calling = asyncio.ensure_future(upstream.call(engine.url, "POST", CHAT, [], json.dumps({}).encode(), whole=True))
     await asyncio.sleep(0)
     upstream.forget(engine.url)

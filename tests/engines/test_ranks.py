@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.config.schema import ProbeSettings
+from router.config.schema import ProbeSettings, UpstreamSettings
 from router.core.dialects.rank_field import RANK_HEADER, for_rank
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -20,7 +20,7 @@ from router.engines.probe import Prober
 from router.engines.ranks import RankExpander, expand
 from router.http.exchange import UpstreamResponse
 from router.http.failures import ReplicaUnreachable
-from router.http.upstream import EngineLimits, Upstream
+from router.http.upstream import Upstream
 from tests.support.discovered import Told
 from tests.support.fakes import FakeEngine, mute
 
@@ -45,7 +45,7 @@ async def ranks() -> AsyncIterator[RankExpander]:
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
     """Connections to engines."""
-    made = Upstream(EngineLimits(60, 60, 60, keepalive_s=3, whole_bytes_max=1 << 20))
+    made = Upstream(UpstreamSettings(connect_timeout_s=60.0, first_byte_timeout_s=60.0), whole_bytes_max=1 << 20)
     yield made
     await made.close()
 

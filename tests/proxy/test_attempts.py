@@ -13,8 +13,9 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.config.runtime import resolve
+from router.config.schema import UpstreamSettings
 from router.http.failures import ConnectFailed
-from router.http.upstream import EngineLimits, Upstream
+from router.http.upstream import Upstream
 from tests.http.wire import RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.examples import examples
 from tests.support.fakes import (
@@ -120,7 +121,7 @@ async def test_without_retries_there_are_none(client: ClientSession, engine: Fak
 
 async def test_no_tls_is_no_connection(engine: FakeEngine) -> None:
     """A replica that should speak TLS and does not is a failed connection: nothing was sent, and another may try."""
-    upstream = Upstream(EngineLimits(60.0, 60.0, 60.0, keepalive_s=3.0, whole_bytes_max=1_000))
+    upstream = Upstream(UpstreamSettings(connect_timeout_s=60.0, first_byte_timeout_s=60.0), whole_bytes_max=1_000)
     with pytest.raises(ConnectFailed) as caught:
         await upstream.call(engine.url.replace("http:", "https:"), "POST", CHAT, [], b"{}", whole=True)
     assert (caught.value.refused, caught.value.timed_out, caught.value.retry) == (False, False, True)
@@ -220,7 +221,7 @@ async def test_engines_that_reset_every_request_get_two_attempts() -> None:
 async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
     async with RawEngine(lambda wire: wire.send(OK)) as engine:
-        upstream = Upstream(EngineLimits(60.0, 60.0, 60.0, keepalive_s=3.0, whole_bytes_max=1_000))
+        upstream = Upstream(UpstreamSettings(connect_timeout_s=60.0, first_byte_timeout_s=60.0), whole_bytes_max=1_000)
         loop, later_s = asyncio.get_running_loop(), 0.0
         time_s = loop.time
         monkeypatch.setattr(loop, "time", lambda: time_s() + later_s)
