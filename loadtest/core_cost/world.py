@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 
 from loadtest.common.in_process_router import ignore, join, local_placer, make_json_request, warm_router
 from loadtest.core_cost.corpus import MODEL
-from router.config.schema import Settings
+from router.config.schema import LimitSettings, Settings
 from router.core.cache_state.event_index import EventIndex
 from router.core.dialects import PATHS
 from router.core.fleet.lease import Lease
@@ -31,7 +31,7 @@ from router.core.prompts.block_keys import chain_of, token_chain
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
 from router.core.types.placements import Confidence, EndReason, Outcome, Usage
 from router.core.types.replicas import Load
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.ingress.proxied_request import ProxiedRequest
 from router.tokenization.encoder import PromptEncoder
 from router.tokenization.request_tokens import RUNS_MAX, RequestTokenizer
@@ -134,7 +134,7 @@ class PricedRouter:
         )
         self.placer = local_placer(self.router, lambda: self.now_s, settings.admission)
         tokens = RequestTokenizer(self.prompts, None, offload_bytes_min=offload_bytes_min)
-        self.reader = RequestParser(self.placer, tokens, ParserConfig(offload_bytes_min))
+        self.reader = RequestParser(self.placer, tokens, LimitSettings(offload_bytes_min=offload_bytes_min))
         self._keys = KeyCache(RUNS_MAX)
         self._stored: dict[str, set[int]] = {}
         self.replicas = join(self.router, REPLICAS, MODEL, Load(kv_tokens_max=4_000_000, block_tokens=BLOCK_TOKENS))

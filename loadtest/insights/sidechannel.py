@@ -26,9 +26,10 @@ from loadtest.fake_engine.model import EngineModel
 from loadtest.fake_engine.request import EngineRequest
 from loadtest.fake_engine.step import Limits
 from router.config.api_keys import Caller, Tenant
+from router.config.schema import LimitSettings
 from router.core.types.placements import EndReason, Outcome, Usage
 from router.core.types.replicas import Load
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 
 PATH, MODEL = "/v1/completions", "sim"
 REPLICAS = 4
@@ -62,7 +63,7 @@ class SharedRouter:
         self._engines = {name: EngineModel(calibration.times, KV_TOKENS, Limits()) for name in replicas}
         self._placer = local_placer(self._router, lambda: self._now_s)
         secret = self._rng.randbytes(32).hex()
-        self._reader = RequestParser(self._placer, None, ParserConfig(1 << 30), secret=secret)
+        self._reader = RequestParser(self._placer, None, LimitSettings(offload_bytes_min=1 << 30), secret=secret)
         self._ids = 0
         names = ["victim", "curious"]
         self._victim, self._curious = (Caller(name, tenant=Tenant(name, isolated=isolated)) for name in names)

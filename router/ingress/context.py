@@ -16,12 +16,10 @@ from typing import Self
 
 from router.config.api_keys import Keys
 from router.config.runtime import RuntimeConfig
-from router.config.schema import Settings
-from router.config.url_maps import continued_models
 from router.core.types.cache_misses import Template
 from router.eventloop import close_on_error
 from router.ingress.auth import Authenticator
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.ingress.prompt_observer import PromptObserver
 from router.ingress.usage import UsageAsking
 from router.placement_api import PlacementService
@@ -75,7 +73,11 @@ class IngressContext:
         self.reader = RequestParser(
             self._placer,
             self._tokens(self._prompts) if self._prompts is not None else None,
-            _reading_rules(s),
+            s.limits,
+            api=s.api,
+            insights=s.insights,
+            upstream=s.upstream,
+            disagg=s.disagg,
             secret=config.tenant_secret,
             messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
             observer=self._observer,
@@ -96,7 +98,8 @@ class IngressContext:
         """Apply settings that may change at run time, and the contents of their files."""
         self.callers.keys = config.keys
         self._apply_credentials(config)
-        self.reader.configure(_reading_rules(config.settings))
+        s = config.settings
+        self.reader.configure(s.limits, s.api, s.insights, s.upstream)
 
     @property
     def keys(self) -> Keys | None:
@@ -131,25 +134,3 @@ class IngressContext:
         for record in ended:
             self._placer.record_request(record)
         logs.log_requests(ended)
-
-
-def _reading_rules(settings: Settings) -> ParserConfig:
-    observatory = settings.insights
-    return ParserConfig(
-        offload_bytes_min=settings.limits.offload_bytes_min,
-        json_depth_max=settings.limits.json_depth_max,
-        json_parts_max=settings.limits.json_parts_max,
-        json_values_max=settings.limits.json_values_max,
-        reading_bytes_max=settings.limits.parse_queue_bytes_max,
-        reading_wait_s=settings.limits.parse_queue_timeout_s,
-        ask_usage=settings.api.ask_usage,
-        repairs=observatory.normalize_tools,
-        append_only=observatory.history_policy,
-        step_header=observatory.step_header,
-        step_field=observatory.step_field,
-        continue_streams=settings.upstream.stream_failover,
-        continue_models=continued_models(settings.upstream.stream_failover_models),
-        splits=bool(settings.disagg.kv_connector),
-        unknown_models=settings.api.unknown_models,
-        continues=settings.disagg.kv_connector != "sglang",
-    )

@@ -12,15 +12,16 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 
 from msgspec import Struct
 
 from router.config.api_keys import ANONYMOUS, OFF, REJECT, Caller, Tenant
+from router.config.schema import ApiSettings, DisaggSettings, InsightsSettings, LimitSettings, UpstreamSettings
+from router.config.url_maps import continued_models
 from router.core.dialects import PATHS, InvalidBody, dialect_of, tenant_isolation
 from router.core.dialects.p2p_body import PULLING
 from router.core.dialects.tool_normalization import ToolNormalizer, in_order
@@ -74,29 +75,7 @@ SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ParserConfig:
-    """Settings of a RequestParser (config/schema.py). `repairs` and `append_only` apply to callers without a key.
-    `continues` is False if replicas take no request without disaggregated prefill, because stream failover needs such a
-    request."""
-
-    offload_bytes_min: int
-    json_depth_max: int = 256
-    json_parts_max: int = 65_536
-    json_values_max: int = 1 << 20
-    reading_bytes_max: int = 128 << 20
-    reading_wait_s: float = 10.0
-    ask_usage: bool | str = "auto"
-    repairs: tuple[str, ...] = ()
-    append_only: str = OFF
-    step_header: str = ""
-    step_field: str = ""
-    continue_streams: str = "asked"
-    continue_models: Mapping[str, str] = field(default_factory=dict)
-    splits: bool = False
-    unknown_models: str = "refuse"
-    # False: engines require disaggregated prefill, which is impossible for a stream that has begun
-    continues: bool = True
+_API, _INSIGHTS, _UPSTREAM, _DISAGG = ApiSettings(), InsightsSettings(), UpstreamSettings(), DisaggSettings()
 
 
 class _ParsedBody(Struct, eq=False):  # a Struct for speed: core/types/requests.py
@@ -120,8 +99,12 @@ class RequestParser:
         self,
         placer: PlacementService,
         tokens: RequestTokenizer | None,
-        rules: ParserConfig,
+        limits: LimitSettings,
         *,
+        api: ApiSettings = _API,
+        insights: InsightsSettings = _INSIGHTS,
+        upstream: UpstreamSettings = _UPSTREAM,
+        disagg: DisaggSettings = _DISAGG,
         secret: str = "",
         messages_bytes_max: int = 0,
         observer: PromptObserver | None = None,
@@ -129,6 +112,8 @@ class RequestParser:
         """Create a reader.
 
         - `tokens`: turns prompts into token ids. Without it every prompt is placed by estimate.
+        - `limits`, `api`, `insights`, `upstream`, `disagg`: sections of the settings. The repairs of tools and the
+          history policy of `insights` apply to callers without a key.
         - `secret`: isolated tenants' salts are derived from it.
         - `messages_bytes_max`: size of the decoded messages that are also kept of long bodies if their token ids are
           wanted, for the conversations' next turns.
@@ -147,14 +132,23 @@ class RequestParser:
         self._aside_lock = Lock()
         self._unlisted = Unlisted(time.monotonic)
         self._repairs, self._repairs_aside = (ToolNormalizer(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
-        self.configure(rules)
+        self._splits = bool(disagg.kv_connector)
+        # False: engines require disaggregated prefill, which is impossible for a stream that has begun
+        self._fails_over = disagg.kv_connector != "sglang"
+        self.configure(limits, api, insights, upstream)
 
-    def configure(self, rules: ParserConfig) -> None:
-        """Use these rules for the requests that follow."""
-        self._rules = rules
-        self._repairs_wanted = in_order(rules.repairs)
-        self.forwarding.step_header = rules.step_header.lower().encode()
-        self.turns.bytes_max, self.turns.wait_s = rules.reading_bytes_max, rules.reading_wait_s
+    def configure(
+        self, limits: LimitSettings, api: ApiSettings, insights: InsightsSettings, upstream: UpstreamSettings
+    ) -> None:
+        """Use these sections of the settings for the requests that follow."""
+        self._limits, self._api, self._insights = limits, api, insights
+        self._failover, self._failover_models = (
+            upstream.stream_failover,
+            continued_models(upstream.stream_failover_models),
+        )
+        self._repairs_wanted = in_order(insights.normalize_tools)
+        self.forwarding.step_header = insights.step_header.lower().encode()
+        self.turns.bytes_max, self.turns.wait_s = limits.parse_queue_bytes_max, limits.parse_queue_timeout_s
 
     def close(self) -> None:
         """Stop the thread."""
@@ -213,13 +207,12 @@ class RequestParser:
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
             body = await how.run(scope_to_tenant, request, ask, tenant, id_)
-        elif self._rules.splits:
+        elif self._splits:
             body = await how.run(strip_kv_transfer_params, request)
         plan: FailoverPlanResult = (None, "")
         if ask.stream and model is not None and how.relayed and how.dialect is not None:
-            rules = self._rules
-            wants = wants_failover(request, tenant, model, rules.continue_models, rules.continue_streams)
-            if wants and not rules.continues:
+            wants = wants_failover(request, tenant, model, self._failover_models, self._failover)
+            if wants and not self._fails_over:
                 plan = (None, "split")
             elif wants:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
@@ -251,7 +244,7 @@ class RequestParser:
         question.whose = self._kinship.labels(request, read.ids, ask, caller)
         if question.body is not request.body:
             request.replace_body([question.body], request.body_bytes)  # one copy is enough
-        if how.mark and not self._rules.splits:  # the bodies of both stages are made from its content
+        if how.mark and not self._splits:  # the bodies of both stages are made from its content
             question.body = how.mark + question.body
         return question
 
@@ -286,20 +279,20 @@ class RequestParser:
         """Return the parameters for reading this request's body. Raises Refusal for a compressed body, and for an
         invalid deadline."""
         tenant, dialect = caller.tenant, PATHS.get(request.path)
-        must_read = tenant is not None or self._rules.splits
+        must_read = tenant is not None or self._splits
         opaque = is_opaque(request, must_read=must_read)
-        aside = request.body_bytes >= self._rules.offload_bytes_min
+        aside = request.body_bytes >= self._limits.offload_bytes_min
         reading = ParseContext(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
             tenant,
             not request.path.startswith(STORED),
             tenant is not None and tenant.models is not None,
             self._repairs_wanted if tenant is None else tenant.normalize_tools,
-            self._rules.append_only if tenant is None else tenant.history_policy,
+            self._insights.history_policy if tenant is None else tenant.history_policy,
             dialect is not None and self._tokens is not None and self._placer.wants_token_ids(),
-            self._rules.json_depth_max,
-            self._rules.json_parts_max,
-            self._rules.json_values_max,
+            self._limits.json_depth_max,
+            self._limits.json_parts_max,
+            self._limits.json_values_max,
             partial(tenant_isolation.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None,
             self._placer,
             self._seen_aside if aside else self._seen,
@@ -343,7 +336,7 @@ class RequestParser:
         """Resolve the names, or return the error: native code must not await while it handles an exception
         (deploy/compiled.py)."""
         try:
-            return meant_by(self._placer, ask, self._rules.unknown_models)
+            return meant_by(self._placer, ask, self._api.unknown_models)
         except (NoReplicaReady, UnknownModel) as error:
             return error
 
@@ -376,7 +369,7 @@ class RequestParser:
     def _step(self, request: Request, ask: RequestSpec) -> str:
         """Return the step of an agent that the request names; "" if it names none."""
         said = request.fields.get(self.forwarding.step_header)
-        step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._rules.step_field)
+        step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._insights.step_field)
         return step if step and _STEP.fullmatch(step) else ""
 
     async def _finish_comparison(
@@ -408,7 +401,7 @@ class RequestParser:
         wanted.due_s = how.due_s
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
         asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
-        asks = asks and should_request_usage(self._rules.ask_usage, self._placer, wanted.model, metered=metered)
+        asks = asks and should_request_usage(self._api.ask_usage, self._placer, wanted.model, metered=metered)
         question = ProxiedRequest(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self.forwarding.lines(request, request_id),
@@ -425,7 +418,7 @@ class RequestParser:
         question.ttft_ms, question.form_streams = how.ttft_ms, how.form_streams
         # A stalled P2P KV transfer is detected by a late first event, so only streams may use such transfers.
         wanted.may_pull = ask.stream and dialect is not None and request.path in PULLING and not question.stored
-        if self._rules.splits:
+        if self._splits:
             wanted.may_split = self._may_split(question)
         return question
 

@@ -64,21 +64,29 @@ async def running(file: Path, *engines: FakeEngine | str, **settings: Any) -> As
         yield Running(app, reloader, file)
 
 
+def of(section: object, *names: str) -> list[float]:
+    """These times of a section."""
+    return [getattr(section, f"{name}_timeout_s", None) or getattr(section, f"{name}_s") for name in names]
+
+
 def in_force(router: Running) -> dict[str, Any]:
     """What parts of the router hold that was given to them by settings."""
     http, control = router.app.http, router.app.control
     upstream, proxy, server, reader = http.upstream, http.proxy, http._server, http.reader
-    lines = reader.forwarding
+    lines, retries = reader.forwarding, proxy._attempts.limits
     return {
-        "engines": (upstream.limits, upstream.whole_bytes_max),
-        "retries": proxy._attempts.limits,
+        "engines": (of(upstream.limits, "connect", "first_byte", "idle", "keepalive"), upstream.whole_bytes_max),
+        "retries": (retries.retries_max, retries.retry_on_timeout),
         "budget": (http._budget.ratio, http._budget.floor_per_s),
         "answers": (proxy.receipts, http._routes._inference, http._routes._metrics_here),
         "credentials": (lines._own_lines, lines._kept, http._callers.admin_token, control.admin_token()),
         "clients": (server.limits, server._slots.limits),
         "pages": (server.cors._named if server.cors is not None else None, http._routes.cors is server.cors),
         "operators": (control.admin.server.limits, control.admin.server._slots.limits),
-        "bodies": (reader._rules, reader._repairs_wanted),
+        "bodies": (reader._limits.json_parts_max, reader._limits.json_values_max, reader.turns.bytes_max),
+        "waits": reader.turns.wait_s,
+        "models": (reader._api.unknown_models, reader._api.ask_usage, reader._failover, reader._failover_models),
+        "prompts": (reader._insights.history_policy, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (http._callers.keys, control.keys)],
         "admission": control.admission._admission._limits,
         "standing": (control.router._stall_timeout_s, control.router.fitness.slow_start_s),

@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.config.api_keys import ANONYMOUS, Caller, Tenant
+from router.config.schema import DisaggSettings, LimitSettings
 from router.http.request import Connection, Refusal, Request
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.placement_api import PlacementService
 from tests.ingress.test_parser import Following
 
@@ -74,8 +75,8 @@ def leaks(content_type: bytes, body: bytes) -> list[str]:
 
 def sent(path: str, content_type: bytes, body: bytes, tenant: Tenant | None) -> bytes | None:
     """The body that goes to an engine, or None for a request that is refused."""
-    rules = ParserConfig(1 << 20, splits=tenant is None)
-    reader = RequestParser(cast("PlacementService", Following()), None, rules)
+    limits, disagg = LimitSettings(offload_bytes_min=1 << 20), DisaggSettings("nixl" if tenant is None else "")
+    reader = RequestParser(cast("PlacementService", Following()), None, limits, disagg=disagg)
     request = Request(cast("Connection", None))
     request.method, request.target, request.path = "POST", path, path
     if content_type:

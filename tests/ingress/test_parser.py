@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 
+from router.config.schema import LimitSettings
 from router.core.dialects import PATHS
 from router.core.placement.placement_request import PlacementRequest
 from router.core.prompts.token_keys import TokenPrompt
 from router.http.request import Connection, Request
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.placement_api import PlacementService, TokenizationSpec
 from router.tokenization.request_tokens import RequestTokenizer
 
@@ -79,7 +80,9 @@ async def understood(
 ) -> PlacementRequest:
     """What is read of a request with these fields, on the event loop or beside it."""
     reader = RequestParser(
-        cast("PlacementService", placer), cast("RequestTokenizer", tokens), ParserConfig(offload_bytes_min)
+        cast("PlacementService", placer),
+        cast("RequestTokenizer", tokens),
+        LimitSettings(offload_bytes_min=offload_bytes_min),
     )
     request, body = Request(cast("Connection", None)), json.dumps(fields).encode()
     request.method, request.target, request.path = "POST", path, path

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from router.config.schema import InsightsSettings
+from router.config.schema import InsightsSettings, LimitSettings
 from router.core.types.cache_misses import DifferenceKind, PromptAnalysis
 from router.http.request import Connection, Request
 from router.ingress import prompt_observer as observing
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.ingress.prompt_observer import PromptObserver, SamplingRate, TimeBudget
 from router.placement_api import PlacementService
 
@@ -61,7 +61,8 @@ async def reading(
     reader = RequestParser(
         cast("PlacementService", Resolving()),
         None,
-        ParserConfig(offload_bytes_min, append_only=append_only),
+        LimitSettings(offload_bytes_min=offload_bytes_min),
+        insights=InsightsSettings(history_policy=append_only),
         observer=seeing,
     )
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from router.config.schema import LimitSettings
 from router.http.request import Connection, Refusal, Request
-from router.ingress.parser import ParserConfig, RequestParser
+from router.ingress.parser import RequestParser
 from router.placement_api import PlacementService
 from router.tokenization.request_tokens import RequestTokenizer
 from tests.ingress.test_parser import Asked, Following
@@ -49,7 +50,9 @@ def reader(request: pytest.FixtureRequest) -> RequestParser:
     """One whose long bodies are those over 64 KB, with tokens and without."""
     tokens = cast("RequestTokenizer", Asked()) if request.param else None
     made = RequestParser(
-        cast("PlacementService", Following()), tokens, ParserConfig(64 << 10, json_depth_max=8, json_parts_max=400)
+        cast("PlacementService", Following()),
+        tokens,
+        LimitSettings(offload_bytes_min=64 << 10, json_depth_max=8, json_parts_max=400),
     )
     made._parse_thread.shutdown()
     made._parse_thread = cast("Any", Jobs())
@@ -73,7 +76,7 @@ async def test_what_is_known_needs_no_thread(reader: RequestParser) -> None:
     assert jobs[0] > 0
     assert jobs[1] > 0
     assert jobs[2:] == [0, 0, 0]
-    fresh = RequestParser(cast("PlacementService", Following()), None, ParserConfig(1 << 30))
+    fresh = RequestParser(cast("PlacementService", Following()), None, LimitSettings(offload_bytes_min=1 << 30))
     fresh._parse_thread.shutdown()
     fresh._parse_thread = cast("Any", Jobs())
     assert (await read(reader, turn(LONG + 8)))[1] == (await read(fresh, turn(LONG + 8)))[1]
