@@ -65,7 +65,7 @@ PACKAGES = {
         " lease_factory placement_request prefix_match priced_request receipt_factory receipts ring router scoring"
         " spill ttft_feasibility"
     ),
-    "core/placement/policies": "warm",
+    "core/placement/policies/warm": "constants cost stages tie_break warm_policy",
     "core/prompts": "agent_headers block_keys canonical canonical_openai incremental_parse json_fields lenient_json",
     "core/peer_sync": "applier cache_epochs event_log remote_leases row_publisher sync",
     "proxy": "attempts http_proxy relay retry_budget routes",

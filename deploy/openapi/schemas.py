@@ -207,7 +207,7 @@ def _decision() -> Part:
         "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
         "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
         "agent_final": flag("True if the client reported the end of the conversation."),
-        **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
+        **each(maybe(text()), "replica policy reason rule spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens loaded_tokens pulled_tokens turn"),
         "predicted_tier_tokens": whole("Predicted cached tokens that must be loaded from a tier."),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.common.traces import TraceError
+from loadtest.docgen.constants import constants_table
 from loadtest.docgen.curve import curve_block
 from loadtest.docgen.demo import broken_promises, demo_block, median_rows
 from loadtest.docgen.faults import faults_block
@@ -68,6 +69,7 @@ BLOCKS = {
     "metrics": "docs/reference/metrics.md",
     "former-names": "docs/reference/former-names.md",
     "policies": "docs/reference/policies.md",
+    "constants": "docs/architecture/price.md",
     "zoo": "docs/reference/benchmarks.md",
     "zoo-figures": "docs/evidence/simulation.md",
     "layers": "docs/architecture/packages.md",
@@ -111,6 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
     "former-names": former_names_tables,
     "policies": policies_table,
+    "constants": constants_table,
     "zoo": zoo_table,
     "layers": lambda: layers((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "promises": lambda: promises_block(ROOT / "tests"),

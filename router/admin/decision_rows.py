@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from router.core.placement.policies.warm import price_terms
 from router.core.types.cache_misses import Difference, MissReason
 from router.core.types.placements import Candidate, Receipt
 from router.placement_api import RequestPrincipal
@@ -55,6 +54,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "replica": receipt and receipt.replica,
         "policy": receipt and receipt.policy,
         "reason": receipt and receipt.reason,
+        "rule": (receipt and receipt.rule) or None,
         "grade": receipt and receipt.grade,
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
@@ -121,28 +121,15 @@ def _difference(difference: Difference) -> Row:
 
 
 def _candidate(candidate: Candidate, receipt: Receipt) -> Row:
-    row = fields_of(candidate)
+    row, cost = fields_of(candidate), receipt.cost_of(candidate)
     del row["moved"]
     row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
-    terms = _price_terms(candidate, receipt)
-    if terms:
-        row["price_ms"] = sum(terms.values())
+    if cost is not None:
+        row["price_ms"] = cost.total()
+    terms = fields_of(cost) if cost is not None else {}
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()} | {
         "price_terms": {name: round(value, 2) for name, value in terms.items()}
     }
-
-
-def _price_terms(candidate: Candidate, receipt: Receipt) -> dict[str, float]:
-    """Return the terms that add up to a candidate's price; none if the policy compared no prices, or not this one.
-
-    The chosen candidate of a P2P transfer has the terms that are left with it, and the time of the transfer.
-    """
-    if receipt.weights is None or not candidate.price_ms:
-        return {}
-    terms = price_terms(candidate, receipt.weights)
-    if receipt.pull is not None and candidate.id == receipt.replica:
-        terms["transfer_ms"] = receipt.pull.fetch_ms
-    return terms
 
 
 def fields_of(record: msgspec.Struct) -> Row:

@@ -24,10 +24,12 @@ from loadtest.simulate.results.race import PolicyEntry
 
 FACTORS = (1 / 3, 3.0)
 
+WARM_PACKAGE = "router.core.placement.policies.warm"
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant; `module` is the module that defines it."""
+    """A constant; `module` is the module that reads it. Those of `warm` are defined in its table of constants."""
 
     name: str
     module: str
@@ -53,23 +55,23 @@ class Constant:
 CONSTANTS = (
     Constant("TIE_TOKENS", "router.core.estimators.model_speeds"),
     Constant("BACKLOG_TOKENS", "router.core.estimators.model_speeds"),
-    Constant("DECODING", "router.core.placement.policies.warm", (0.25, 1.0)),
-    Constant("WEIGHT_LEAST", "router.core.placement.policies.warm"),
-    Constant("BUSY_UNITS", "router.core.placement.policies.warm"),
-    Constant("DEFER_RATIO", "router.core.placement.policies.warm"),
+    Constant("DECODING", f"{WARM_PACKAGE}.cost", (0.25, 1.0)),
+    Constant("WEIGHT_LEAST", f"{WARM_PACKAGE}.cost"),
+    Constant("BUSY_UNITS", f"{WARM_PACKAGE}.warm_policy"),
+    Constant("DEFER_RATIO", f"{WARM_PACKAGE}.warm_policy"),
     Constant("REUSE_PROBABILITY_MAX", "router.core.placement.eviction_cost", (0.9, 0.98)),
     Constant("SUMS_S", "router.core.placement.eviction_cost"),
     Constant("TOUCHES_MAX", "router.core.placement.eviction_cost"),
-    Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),
+    Constant("ELSEWHERE_MIN", f"{WARM_PACKAGE}.warm_policy"),
     Constant(
         "RING_GUESS_PRIOR", "router.core.estimators.fleet_means", (0.3, 0.97)
     ),  # a chance: 1 in 3, or 1 in 30 wrong
     Constant("STRIDE", "router.core.fleet.kv_reservations"),
     Constant("SHARE_TOKENS_MIN", "router.core.fleet.member"),
     Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.registry",)),
-    Constant("LAST_REPLICA_SLACK", "router.core.placement.policies.warm", (0, 3)),
-    Constant("RING_CHOICES", "router.core.placement.policies.warm", (1, 6)),
-    Constant("SPREAD", "router.core.placement.policies.warm", (0, 6)),
+    Constant("LAST_REPLICA_SLACK", f"{WARM_PACKAGE}.tie_break", (0, 3)),
+    Constant("RING_CHOICES", f"{WARM_PACKAGE}.tie_break", (1, 6)),
+    Constant("SPREAD", f"{WARM_PACKAGE}.tie_break", (0, 6)),
     # Not all replicas can keep a bound below 1, so the part above the mean is varied.
     Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
     Constant("PRIOR", "router.core.estimators.reuse"),

@@ -16,6 +16,20 @@ const WHY = {
   retry: "the first replica failed",
 };
 
+// Terms of a price, in the order of the formula: column, and what waits for this time.
+const TERMS = {
+  wait_ms: ["Wait", "time for queued prefill or for free KV memory"],
+  uncached_ms: ["Prefill", "prefill of the tokens that are not cached"],
+  transfer_ms: ["Transfer", "transfer of cached blocks from another replica"],
+  load_ms: ["Delays queue", "delay of the requests in the queue"],
+  room_ms: ["Occupies", "delay of requests that wait for KV memory in the meantime"],
+  evicted_ms: ["Evicts", "work that other requests would repeat"],
+  evicted_again_ms: ["Evicts again", "work that the repeated work would evict"],
+  stalled_ms: ["Stalls", "delay that the prefill causes for other answers"],
+  decode_ms: ["Decode", "time of the answer after its first token, as weighted"],
+  slowed_ms: ["Slows", "delay that the answer causes for other answers, as weighted"],
+};
+
 export class Decisions {
   // `linked(filters)` is the address of the page with requests that fit.
   constructor(element, newer, linked) {
@@ -108,23 +122,21 @@ export class Decisions {
   }
 
   candidates(row) {
-    const ahead = (c) => Math.max(c.pending_ms, c.kv_wait_ms) + (c.loading_ms ?? 0);
+    const candidates = row.candidates ?? [];
+    const terms = Object.entries(TERMS).filter(([term]) => candidates.some((c) => c.price_terms?.[term]));
     const columns = [
       { name: "Candidate", header: true, fill: (cell, c) => { text(cell, this.named(c.id)); set(cell, "class", c.id === row.replica ? "chosen" : null); } },
       { name: "Cached", numeric: true, title: "tokens of this prompt", value: (c) => whole(c.cached_tokens) },
       { name: "To compute", numeric: true, value: (c) => whole(c.uncached_tokens) },
-      { name: "Wait", numeric: true, title: "time for queued prefill or for free KV memory, and time to load blocks that are not on the GPU", value: (c) => millis(ahead(c)) },
-      { name: "Prefill", numeric: true, value: (c) => millis(c.uncached_ms) },
-      { name: "First token", numeric: true, title: "wait and prefill", value: (c) => millis(ahead(c) + c.uncached_ms) },
-      { name: "Evicts", numeric: true, title: "work that other requests would repeat", value: (c) => millis(c.evicted_ms + c.evicted_again_ms) },
-      { name: "Occupies", numeric: true, title: "delay of requests that wait for KV memory in the meantime", value: (c) => millis(c.room_ms) },
+      ...terms.map(([term, [name, title]]) => ({ name, numeric: true, title, value: (c) => millis(c.price_terms?.[term]) })),
+      { name: "Price", numeric: true, title: "sum of the times before it", value: (c) => millis(c.price_ms) },
       { name: "Open", numeric: true, title: "requests", value: (c) => whole(c.in_flight) },
       { name: "Grade", value: (c) => c.grade },
     ];
-    const shown = (row.candidates ?? []).length;
+    const shown = candidates.length;
     const caption = row.weighed > shown ? `Candidates: ${shown} of ${row.weighed}` : "Candidates";
     const element = h("table", {}, h("caption", {}, caption));
-    table(element, columns, row.candidates ?? [], (c) => c.id, "No candidates.");
+    table(element, columns, candidates, (c) => c.id, "No candidates.");
     return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Candidates" }, element);
   }
 }

@@ -31,6 +31,15 @@ _REASONS = {
         "another replica prefills the prompt and transfers the blocks here, which cost less than both stages here"
     ),
 }
+_RULES = {
+    "price": "the price: no other candidate is within the tie band",
+    "ring_guess": "the hash ring: another router probably placed this prompt there",
+    "last_replica": "a tie: the conversation's last answer came from there",
+    "predicted_replica": "a tie: the agent's headers predict this replica",
+    "prefix_holder": "a tie: it can begin first of those with the longest cached prefix",
+    "hash_ring": "a tie: it has fewer open requests of two places on the hash ring",
+}
+"""Rule of the policy `warm` (core/placement/policies/warm/tie_break.py) -> its sentence."""
 _CAUSES: Mapping[str, str] = {
     SpillCause.QUEUE: "prefill work was queued there",
     SpillCause.KV_SPACE: "its KV memory was full at the time",
@@ -87,7 +96,7 @@ _TERMS = {
     "decode_ms": "decode",
     "slowed_ms": "slows",
 }
-"""Term of a price (core/placement/policies/warm.py) -> its column."""
+"""Term of a price (core/placement/policies/warm/cost.py) -> its column."""
 
 
 def explain_row(row: Row) -> list[str]:
@@ -133,6 +142,8 @@ def _placement(row: Row) -> Iterator[str]:
         return
     why = _REASONS.get(row["reason"], "")
     yield f"Placed on {row['replica']}: {row['reason']}{' - ' + why if why else ''}."
+    if row.get("rule") in _RULES:
+        yield f"Decided by {_RULES[row['rule']]}."
     for each in row["retries"]:
         yield f"Failed attempt: {each['replica']} ({each['kind']})."
     if row.get("spill"):

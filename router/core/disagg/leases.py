@@ -50,7 +50,7 @@ class DisaggLeases:
         self, priced: PricedRequest, plan: DisaggPlan, receipt: Receipt, watch: LeaseListener | None, now_s: float
     ) -> Lease:
         """Open the leases of both stages. Returns that of the decode stage."""
-        wanted, match, leg = priced.wanted, priced.match, receipt.leg
+        wanted, match, leg = priced.wanted, priced.matched, receipt.leg
         lease = self._leases.make(wanted, match, plan.decode, receipt, now_s)
         lease.role, lease.prefill_ms, lease.stall_ms = DECODE, 0.0, 0.0
         lease.cached_tokens = max(0, lease.prompt_tokens - 1)
@@ -77,11 +77,11 @@ class DisaggLeases:
         now_s: float,
     ) -> None:
         """Open the lease of the prefill stage that belongs to the lease of a decode stage."""
-        own, wanted, tokens = lease.receipt, priced.wanted, priced.match.size.prompt_tokens
+        own, wanted, tokens = lease.receipt, priced.wanted, priced.matched.size.prompt_tokens
         receipt = Receipt(
             chosen.id, own.policy, own.reason, chosen.grade, tokens, chosen.cached_tokens, weighed=own.weighed
         )
-        prefill = self._leases.make(wanted, priced.match, chosen, receipt, now_s)
+        prefill = self._leases.make(wanted, priced.matched, chosen, receipt, now_s)
         prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.response_bypasses_router, 1
         # Everything that the request teaches except its prefill is learned from its decode stage.
         prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0

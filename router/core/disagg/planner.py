@@ -16,7 +16,7 @@ from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.placement.policies import DisaggPolicy
-from router.core.placement.policies.warm import wait_ms
+from router.core.placement.policies.warm.cost import wait_ms
 from router.core.placement.prefix_match import PromptMatch
 from router.core.placement.priced_request import PricedRequest
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, FleetSurvey, filter_by_context
@@ -42,7 +42,7 @@ class DisaggPlanner:
 
     def split(self, priced: PricedRequest, chosen: Candidate) -> DisaggPlan | None:
         """Return the two replicas that are better than the chosen candidate alone; None for one replica."""
-        market, candidates, match, now_s = priced.market, priced.able, priced.match, priced.now_s
+        market, candidates, match, now_s = priced.market, priced.able, priced.matched, priced.now_s
         pairs, members = self._pairs, self._fleet.members
         decode = [each for each in candidates if pairs.may_decode(members[each.id])]
         must = not pairs.serves_whole(members[chosen.id])
@@ -73,7 +73,7 @@ class DisaggPlanner:
 
     def _more(self, priced: PricedRequest, known: set[str], *, must: bool) -> list[ReplicaState]:
         """Return the members that only prefill, and are not among the `known` candidates."""
-        wanted, scope, tokens = priced.wanted, priced.scope, priced.match.size.prompt_tokens
+        wanted, scope, tokens = priced.wanted, priced.scope, priced.matched.size.prompt_tokens
         among = None if isinstance(scope.only, str) else scope.only
         members, full = self._fleet.members, scope.full
         whole = must and any(self._pairs.serves_whole(members[c.id]) and c.id not in full for c in priced.able)

@@ -32,12 +32,12 @@ class PricedRequest(Struct, gc=False):
     wanted: PlacementRequest
     scope: PlacementScope
     members: list[ReplicaState]  # members that may take the request
-    match: PromptMatch
+    matched: PromptMatch
     market: PlacementContext
     candidates: list[Candidate]  # all members, or of many those that can be the cheapest
     able: Sequence[Candidate]  # the candidates that keep the deadline; all of them without one
     now_s: float
     left_ms: float | None = None  # time until the deadline of the first token; None without one
     may_shed: bool = False  # the request is refused if no replica can keep its deadline
-    # candidates for another stage of the request that take no whole requests (core/disagg)
+    # candidates for another stage of the request, of the replicas that take no whole requests
     beside: Sequence[Candidate] = ()

@@ -6,6 +6,7 @@ from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.insights.breakdown import Explainer
 from router.core.placement.policies import Policy
+from router.core.placement.policies.warm.cost import UNWEIGHTED
 from router.core.placement.priced_request import PricedRequest
 from router.core.placement.receipts import reason_of, trim_candidates
 from router.core.placement.scoring import CostModel
@@ -16,7 +17,6 @@ from router.core.types.placements import (
     ExternalKv,
     PlacementReason,
     PolicyDecision,
-    PriceWeights,
     Receipt,
 )
 
@@ -34,46 +34,42 @@ class ReceiptFactory:
         chosen: Candidate,
         choice: PolicyDecision,
         plan: DisaggPlan | None,
-        weights: PriceWeights | None,
     ) -> tuple[Receipt, str]:
         """Return the receipt, which states why a replica with more of the prompt was not chosen, and the id of that
         replica (or ""). With a plan of two replicas, the prompt is computed by the first one, whatever the other one
         holds."""
-        policy, match, candidates = self._policy, priced.match, priced.candidates
+        policy, match, candidates = self._policy, priced.matched, priced.candidates
         retry = bool(priced.scope.exclude)
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=retry, cache_aware=policy.cache_aware)
         few, holder, computing = trim_candidates(candidates, chosen), "", chosen
         if plan is not None:
             computing, reason = plan.prefill, reason if reason is PlacementReason.RETRY else PlacementReason.SPLIT
         tokens, cached = match.size.prompt_tokens, computing.cached_tokens
-        receipt = Receipt(chosen.id, policy.name, reason, computing.grade, tokens, cached, few, weights=weights)
+        receipt = Receipt(chosen.id, policy.name, reason, computing.grade, tokens, cached, few)
+        receipt.rule, receipt.pricing = choice.rule, choice.pricing
         receipt.weighed = priced.market.replicas
         if match.depths or match.stored:
-            price_ms = computing.price_ms if plan is None else plan.price_ms
-            holder = self._note_spill(receipt, priced, computing, price_ms)
+            holder = self._note_spill(receipt, priced, computing)
         if chosen.tier_tokens and plan is None:
             receipt.brought = ExternalKv(chosen.tier_tokens)
         return receipt, holder
 
-    def _note_spill(self, receipt: Receipt, priced: PricedRequest, computing: Candidate, price_ms: float) -> str:
-        """Add the spill to a receipt. Returns the holder of more of the prompt; "" if there is none. `price_ms` is the
-        price that the holder is compared with."""
-        elsewhere, candidates = self._pricer.holders_outside(priced.members, priced.match), priced.candidates
+    def _note_spill(self, receipt: Receipt, priced: PricedRequest, computing: Candidate) -> str:
+        """Add the spill to a receipt. Returns the holder of more of the prompt; "" if there is none."""
+        elsewhere, candidates = self._pricer.holders_outside(priced.members, priced.matched), priced.candidates
         if priced.beside:
             candidates = [*candidates, *priced.beside]
             elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
-        whole_ms, computing.price_ms = computing.price_ms, price_ms
         found = spill(
             computing,
             candidates,
             receipt.reason,
+            receipt.pricing or UNWEIGHTED,
             elsewhere=elsewhere,
             exclude=priced.scope.exclude,
             full=priced.scope.full,
             role=self._fleet.prefillers.keys(),
-            weights=receipt.weights,
         )
-        computing.price_ms = whole_ms
         if found is None:
             return ""
         receipt.spill, receipt.spilled_tokens = found.cause.value, found.tokens
@@ -81,7 +77,7 @@ class ReceiptFactory:
 
     def explain(self, receipt: Receipt, priced: PricedRequest, holder: str) -> None:
         """Add the reasons of the prompt's cache misses to a receipt, if there is an explainer."""
-        explainer, wanted, match = self._explainer, priced.wanted, priced.match
+        explainer, wanted, match = self._explainer, priced.wanted, priced.matched
         if explainer is None:
             return
         member = self.prefill_member(receipt, self._fleet.members[receipt.replica])

@@ -35,7 +35,7 @@ from router.core.placement.filters import NOBODY, filter_members
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import Policy, PricingPolicy, PullPolicy, RingOrdered
+from router.core.placement.policies import Policy, PullPolicy, RingOrdered
 from router.core.placement.prefix_match import Matcher, PromptMatch
 from router.core.placement.priced_request import PlacementScope, PricedRequest
 from router.core.placement.receipt_factory import ReceiptFactory
@@ -151,7 +151,6 @@ class Router:
         self._ids_of_last: tuple[list[ReplicaState], dict[str, None]] = ([], {})
         self._near = policy.order_by_ring if isinstance(policy, RingOrdered) else None
         self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
-        self._weigh = policy.weigh if isinstance(policy, PricingPolicy) else None
         self._receipts = ReceiptFactory(self.fleet, self._pricer, policy, explainer)
         self.disaggregator = (
             Disaggregator(self.fleet, self.fitness)
@@ -479,13 +478,12 @@ class Router:
 
     def _open(self, priced: PricedRequest, choice: PolicyDecision, chosen: Candidate, plan: DisaggPlan | None) -> Lease:
         """Open the lease of a placement, with its receipt."""
-        wanted, match, now_s = priced.wanted, priced.match, priced.now_s
+        wanted, match, now_s = priced.wanted, priced.matched, priced.now_s
         if match.home:
             self.models.tokens(wanted.model or "").count_credit()
         if match.credit is not None:
             self._credits.take(match.credit, now_s)
-        weights = self._weigh(priced.market) if self._weigh is not None else None
-        receipt, holder = self._receipts.make(priced, chosen, choice, plan, weights)
+        receipt, holder = self._receipts.make(priced, chosen, choice, plan)
         speeds = self.fleet.members[chosen.id].speeds
         if plan is not None:
             lasts_ms, first_tokens = plan.expected_ms, speeds.first_tokens_split
@@ -510,7 +508,7 @@ class Router:
         change of the time to first token, in milliseconds."""
         if self._pulls is None:
             return 0.0
-        pull = self._pricer.pull(chosen, priced.match, priced.now_s)
+        pull = self._pricer.pull(chosen, priced.matched, priced.now_s)
         if pull is None or not self._pulls(priced.market, chosen, pull):
             return 0.0
         more_ms = pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms

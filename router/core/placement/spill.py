@@ -8,7 +8,7 @@ the largest excess over the chosen replica:
 - `speed`: the holder takes longer for fewer tokens
 - `decode_load`: too many answers already decode there
 
-The terms are those of the price, as it weights them (placement/policies/warm.py): `explain` shows the same ones.
+The terms are those of the price (`Cost`): `explain` and the dashboard show the same ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from router.core.placement.policies.warm import price_terms
-from router.core.types.placements import Candidate, PlacementReason, PriceWeights
+from router.core.types.placements import Candidate, Cost, PlacementReason, Pricing
 
 
 class SpillCause(StrEnum):
@@ -50,21 +49,21 @@ def spill(
     chosen: Candidate,
     candidates: Sequence[Candidate],
     reason: PlacementReason,
+    pricing: Pricing,
     *,
     elsewhere: Mapping[str, int],
     exclude: Collection[str] = (),
     full: Collection[str] = (),
     role: Collection[str] = (),
-    weights: PriceWeights | None = None,
 ) -> Spill | None:
     """Return the reason for a placement away from the longest holder, or None if no replica holds more than the chosen
     one.
 
+    - `pricing`: the terms of the candidates' prices.
     - `elsewhere`: the cached tokens of replicas that were not candidates.
     - `exclude`: those of them that the request was tried on.
     - `full`: those of them without capacity.
     - `role`: those of them that only prefill.
-    - `weights`: those of the prices. None if the policy compares no prices; then each term counts in full.
     """
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
@@ -82,7 +81,7 @@ def spill(
     tokens = most - chosen.cached_tokens
     if reason is PlacementReason.POLICY:
         return Spill(SpillCause.POLICY, tokens, holder.id)
-    cause = SpillCause.TIE if reason is PlacementReason.TIE else _dearest(holder, chosen, weights or UNWEIGHTED)
+    cause = SpillCause.TIE if reason is PlacementReason.TIE else _dearest(holder, chosen, pricing)
     return Spill(cause, tokens, holder.id)
 
 
@@ -98,28 +97,25 @@ def _evicted_ms(c: Candidate) -> float:
     return c.evicted_ms + c.evicted_again_ms
 
 
-def _dearest(holder: Candidate, chosen: Candidate, weights: PriceWeights) -> SpillCause:
+def _dearest(holder: Candidate, chosen: Candidate, pricing: Pricing) -> SpillCause:
     """Return the cause with the largest excess of the holder's terms over the chosen replica's."""
-    excess_ms = dict.fromkeys(SpillCause, 0.0)
-    for candidate, sign in ((holder, 1.0), (chosen, -1.0)):
-        for name, value_ms in price_terms(candidate, weights).items():
-            cause = _CAUSES[name]
-            if name == "wait_ms" and candidate.kv_wait_ms > candidate.pending_ms:
-                cause = SpillCause.KV_SPACE
-            excess_ms[cause] += sign * value_ms
+    there, here = pricing.cost(holder), pricing.cost(chosen)
+    excess_ms = {
+        SpillCause.QUEUE: there.load_ms - here.load_ms,
+        SpillCause.KV_SPACE: there.room_ms - here.room_ms,
+        SpillCause.EVICTION: (there.evicted_ms + there.evicted_again_ms - here.evicted_ms - here.evicted_again_ms),
+        SpillCause.SPEED: there.uncached_ms - here.uncached_ms,
+        SpillCause.DECODE_LOAD: _decoding_ms(there) - _decoding_ms(here),
+    }
+    excess_ms[_wait_cause(holder)] += there.wait_ms
+    excess_ms[_wait_cause(chosen)] -= here.wait_ms
     cause = max(excess_ms, key=lambda each: excess_ms[each])
     return cause if excess_ms[cause] > 0 else SpillCause.POLICY
 
 
-UNWEIGHTED = PriceWeights(per_wait_ms=0.0, unit_ms=0.0, load_max=0.0, again=1.0, decoding=1.0)
-_CAUSES = {
-    "wait_ms": SpillCause.QUEUE,
-    "load_ms": SpillCause.QUEUE,
-    "room_ms": SpillCause.KV_SPACE,
-    "evicted_ms": SpillCause.EVICTION,
-    "evicted_again_ms": SpillCause.EVICTION,
-    "uncached_ms": SpillCause.SPEED,
-    "stalled_ms": SpillCause.DECODE_LOAD,
-    "decode_ms": SpillCause.DECODE_LOAD,
-    "slowed_ms": SpillCause.DECODE_LOAD,
-}
+def _wait_cause(candidate: Candidate) -> SpillCause:
+    return SpillCause.KV_SPACE if candidate.kv_wait_ms > candidate.pending_ms else SpillCause.QUEUE
+
+
+def _decoding_ms(cost: Cost) -> float:
+    return cost.stalled_ms + cost.decode_ms + cost.slowed_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -86,14 +87,37 @@ class ExternalKv(Struct, gc=False):
     leg: PrefillStage | None = None  # the replica that prefills the prompt; None: the decoding replica itself
 
 
-class PriceWeights(Struct, gc=False):
-    """Weights of a price's terms, the same for all candidates of one placement (core/placement/policies/warm.py)."""
+class Cost(Struct, gc=False):
+    """Terms of a placement's price: milliseconds that this request and others wait, already weighted.
 
-    per_wait_ms: float  # load per millisecond of waiting
-    unit_ms: float  # largest delay of a request in the queue that is counted
-    load_max: float
-    again: float  # weight of a millisecond of `evicted_again`
-    decoding: float  # weight of a millisecond of decoding
+    docs/architecture/price.md has their meaning (core/placement/policies/warm/cost.py).
+    """
+
+    wait_ms: float  # until the prompt's prefill begins
+    uncached_ms: float  # prefill of the prompt's uncached part
+    load_ms: float  # delays of the requests in the queue
+    room_ms: float  # delays of requests that wait for KV capacity
+    evicted_ms: float  # work that is repeated because the placement evicts blocks
+    evicted_again_ms: float  # work that the repeated work evicts
+    stalled_ms: float  # delays that the prefill causes for the answers that decode there
+    decode_ms: float  # the answer after its first token
+    slowed_ms: float  # delays that the answer causes for the answers that decode there
+    transfer_ms: float = 0.0  # P2P transfer of a part of the prompt from another replica
+
+    def total(self) -> float:
+        """Return the price."""
+        return (
+            self.wait_ms
+            + self.uncached_ms
+            + self.load_ms
+            + self.room_ms
+            + self.evicted_ms
+            + self.evicted_again_ms
+            + self.stalled_ms
+            + self.decode_ms
+            + self.slowed_ms
+            + self.transfer_ms
+        )
 
 
 class Candidate(Struct, gc=False):
@@ -127,6 +151,13 @@ class Candidate(Struct, gc=False):
     def loading_ms(self) -> float:
         """Time of the load from tiers, and of the loads before it."""
         return self.moved.loading_ms if self.moved is not None else 0.0
+
+
+class Pricing(Protocol):
+    """Prices of one placement, as its policy compared them."""
+
+    def cost(self, candidate: Candidate) -> Cost:
+        """Return the weighted terms of a candidate's price."""
 
 
 class DisaggPlan(Struct, gc=False):
@@ -174,12 +205,16 @@ class PolicyDecision(Struct, gc=False):
     - `guessed`: no replica is known to have the prompt cached. The ring decided, because other routers would have used
       it too.
     - `hold_back`: the request should be deferred.
+    - `rule`: name of the rule that decided; "" if the policy names none.
+    - `pricing`: the prices that the policy compared; None if it compares none.
     """
 
     id: str
     tied: bool = False
     guessed: bool = False
     hold_back: bool = False
+    rule: str = ""
+    pricing: Pricing | None = None
 
 
 class Usage(Struct, gc=False):
@@ -252,7 +287,8 @@ class Receipt(Struct, gc=False):
     ttft_p90_ms: float = 0.0  # predicted 90th percentile of the same time
     weighed: int = 0  # number of candidates that were priced
     brought: ExternalKv | None = None  # None: all of `predicted_cached_tokens` is on the GPU
-    weights: PriceWeights | None = None  # weights of the prices of `candidates`; None if the policy compares no prices
+    rule: str = ""  # rule of the policy that decided; "" if it names none
+    pricing: Pricing | None = None  # prices of `candidates`; None if the policy compares none
 
     @property
     def predicted_tier_tokens(self) -> int:
@@ -274,6 +310,18 @@ class Receipt(Struct, gc=False):
         """The replica that computes the prompt."""
         leg = self.leg
         return leg.replica if leg is not None else self.replica
+
+    def cost_of(self, candidate: Candidate) -> Cost | None:
+        """Return the terms of a candidate's price; None if the policy compared no prices, or not this one.
+
+        The chosen candidate of a P2P transfer has the terms that are left with it, and the time of the transfer.
+        """
+        if self.pricing is None or not candidate.price_ms:
+            return None
+        cost = self.pricing.cost(candidate)
+        if self.pull is not None and candidate.id == self.replica:
+            cost.transfer_ms = self.pull.fetch_ms
+        return cost
 
     def adjust_usage(self, usage: Usage) -> Usage:
         """Return the usage that `replica` reported, with the count of cached tokens from the replica that computed the

@@ -8,7 +8,7 @@ import pytest
 
 from router.core.estimators.fleet_means import GUESS_LEAST, RING_GUESS_PRIOR
 from router.core.fleet.lease import Lease
-from router.core.placement.policies.warm import ELSEWHERE_MIN
+from router.core.placement.policies.warm.constants import ELSEWHERE_MIN
 from router.core.placement.ring import Ring
 from router.core.types.placements import Usage
 from router.core.types.replicas import Load

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.placement.policies import POLICIES, Policy
-from router.core.placement.policies.warm import DECODING, DEFER_RATIO, Warm, price, price_terms, weigh
+from router.core.placement.policies.warm import Warm
+from router.core.placement.policies.warm.constants import DECODING, DEFER_RATIO
+from router.core.placement.policies.warm.cost import weigh
+from router.core.placement.policies.warm.tie_break import TIE_BREAKERS
+from router.core.placement.policies.warm.warm_policy import PRICE, RING_GUESS
 from router.core.placement.ring import Ring
 from router.core.types.placements import Candidate, Confidence, PlacementContext, PolicyDecision
 from tests.support.examples import examples
@@ -41,8 +45,10 @@ def market(
 
 
 def chosen(asked: PlacementContext, candidates: Sequence[Candidate], policy: Policy | None = None) -> PolicyDecision:
-    """The choice of a policy, `warm` unless told otherwise, where these are all replicas."""
-    return (policy or Warm()).choose(whole(asked, candidates), candidates)
+    """The choice of a policy without its prices, `warm` unless told otherwise, where these are all replicas."""
+    choice = (policy or Warm()).choose(whole(asked, candidates), candidates)
+    choice.pricing = None
+    return choice
 
 
 def whole(asked: PlacementContext, candidates: Sequence[Candidate]) -> PlacementContext:
@@ -52,7 +58,7 @@ def whole(asked: PlacementContext, candidates: Sequence[Candidate]) -> Placement
 
 def price_of(c: Candidate, asked: PlacementContext) -> float:
     """As `warm` has it."""
-    return price(c, weigh(asked))
+    return weigh(asked).cost(c).total()
 
 
 FLEETS = st.lists(
@@ -143,10 +149,25 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
 
 @given(asked=QUESTIONS, candidates=FLEETS)
 def test_the_terms_of_a_price_add_up_to_it(asked: PlacementContext, candidates: list[Candidate]) -> None:
-    """All terms that are shown are those of the price, weighted as the price weights them."""
-    weights = Warm().weigh(whole(asked, candidates))
+    """All terms that are shown are those of the price by which the policy chose."""
+    pricing = Warm().choose(whole(asked, candidates), candidates).pricing
+    assert pricing is not None
     for c in candidates:
-        assert sum(price_terms(c, weights).values()) == pytest.approx(price(c, weights))
+        cost = pricing.cost(c)
+        assert sum(getattr(cost, name) for name in cost.__struct_fields__) == pytest.approx(c.price_ms)
+        assert cost.total() == c.price_ms
+
+
+@given(asked=QUESTIONS, candidates=FLEETS)
+def test_a_decision_names_its_rule(asked: PlacementContext, candidates: list[Candidate]) -> None:
+    """It is the price where one candidate is alone in the band, and otherwise the guess or a tie breaker."""
+    asked = whole(asked, candidates)
+    choice = Warm().choose(asked, candidates)
+    band = [c for c in candidates if c.price_ms - min(c.price_ms for c in candidates) <= asked.tie_ms]
+    if choice.guessed:
+        assert choice.rule == RING_GUESS
+    else:
+        assert choice.rule in ({PRICE} if len(band) == 1 else {name for name, _ in TIE_BREAKERS})
 
 
 @given(asked=QUESTIONS, candidates=FLEETS)
@@ -253,7 +274,7 @@ def test_what_would_thrash_is_held_back_while_the_fleet_is_busy() -> None:
     for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_ms": 0.99 * DEFER_RATIO * 900.0}):
         assert not chosen(market(backlog=3.0), [replace(thrashing, **change)]).hold_back
     elsewhere = candidate(IDS[1], **miss)
-    assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == PolicyDecision(IDS[1])
+    assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == PolicyDecision(IDS[1], rule=PRICE)
 
 
 def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
@@ -264,7 +285,7 @@ def test_the_place_on_the_ring_is_guessed_unless_its_cache_is_known() -> None:
         place = Ring().walk(asked.ring_key, dict.fromkeys(IDS))[0]
         others = [candidate(id_, uncached_ms=2_000.0) for id_ in IDS if id_ != place]
         busy = candidate(place, uncached_ms=2_000.0, pending_ms=1_000.0, in_flight=9)
-        assert chosen(asked, [*others, busy]) == PolicyDecision(place, tied=True, guessed=True)
+        assert chosen(asked, [*others, busy]) == PolicyDecision(place, tied=True, guessed=True, rule=RING_GUESS)
         for known in (
             [*others, replace(busy, grade=Confidence.EXACT)],
             [replace(others[0], cached_tokens=900, uncached_tokens=100, uncached_ms=200.0), *others[1:], busy],
@@ -314,7 +335,7 @@ def test_of_equal_holders_one_can_begin_first(field: str) -> None:
         holders = [replace(hot, id=id_, **{field: 10.0 * (1 + (n + i) % 6)}) for i, id_ in enumerate(IDS)]
         soonest = IDS[-n % 6]
         busier = [replace(c, in_flight=23) if c.id == soonest else c for c in holders]
-        assert chosen(market(f"session-{n}"), busier) == PolicyDecision(soonest, tied=True)
+        assert chosen(market(f"session-{n}"), busier) == PolicyDecision(soonest, tied=True, rule="prefix_holder")
         crowded = [replace(c, in_flight=40) if c.id == soonest else c for c in holders]
         assert chosen(market(f"session-{n}"), crowded).id == IDS[(1 - n) % 6]
         alike = [replace(c, in_flight=19) if c.id == IDS[3] else c for c in (replace(hot, id=id_) for id_ in IDS)]
@@ -327,11 +348,11 @@ def test_a_router_takes_its_own_of_equal_holders_first() -> None:
     hot = candidate("", cached_tokens=8_000, uncached_tokens=800, uncached_ms=60.0, in_flight=20)
     holders = [replace(hot, id=id_, in_flight=22 if id_ == IDS[4] else 20) for id_ in IDS]
     asked = replace(market(), preferred_replicas=frozenset({IDS[4]}))
-    assert chosen(asked, holders) == PolicyDecision(IDS[4], tied=True)
+    assert chosen(asked, holders) == PolicyDecision(IDS[4], tied=True, rule="prefix_holder")
     assert chosen(market(), holders).id != IDS[4]
     for busier in ({"in_flight": 23}, {"pending_ms": 10.0}):
         some = [replace(c, **busier) if c.id == IDS[4] else c for c in holders]
-        assert chosen(asked, some) == chosen(market(), some) != PolicyDecision(IDS[4], tied=True)
+        assert chosen(asked, some) == chosen(market(), some) != chosen(asked, holders)
 
 
 def test_a_conversation_goes_home_in_the_band_only() -> None:
@@ -354,7 +375,7 @@ def test_a_newcomer_goes_where_its_agent_s_words_let_it_be_expected() -> None:
     others = [candidate(IDS[0]), candidate(IDS[2])]
     for held in (0, 300, 600):
         there = candidate(IDS[1], cached_tokens=held, uncached_tokens=1_000 - held, in_flight=1)
-        assert chosen(expected, [*others, there]) == PolicyDecision(IDS[1], tied=True)
+        assert chosen(expected, [*others, there]) == PolicyDecision(IDS[1], tied=True, rule="predicted_replica")
         deeper = replace(others[0], cached_tokens=held + 500, uncached_tokens=500 - held)
         if held < 500:
             assert chosen(expected, [deeper, others[1], there]).id == IDS[0]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.placement.policies.warm.cost import UNWEIGHTED
 from router.core.placement.spill import SpillCause, spill
 from router.core.types.placements import Candidate, PlacementReason
 from router.core.types.replicas import Replica
@@ -35,7 +36,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
 def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float], cause: SpillCause) -> None:
     """Of a holder that is dearer the term says why that sets it back most; if none does, the policy had its reasons."""
     chosen, holder = candidate("a", 100, price_ms=900.0), candidate("b", 700, **fields)
-    told = spill(chosen, [chosen, holder], PlacementReason.SPILL, elsewhere={})
+    told = spill(chosen, [chosen, holder], PlacementReason.SPILL, UNWEIGHTED, elsewhere={})
     assert told is not None
     assert (told.cause, told.tokens, told.holder) == (cause, 600, "b")
 
@@ -47,7 +48,14 @@ def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float],
 def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
     """A holder of more that was no candidate says why it was none."""
     chosen = candidate("a", 100)
-    told = spill(chosen, [chosen], PlacementReason.ONLY, elsewhere={"b": 400, "c": 50}, **({how: {"b"}} if how else {}))
+    told = spill(
+        chosen,
+        [chosen],
+        PlacementReason.ONLY,
+        UNWEIGHTED,
+        elsewhere={"b": 400, "c": 50},
+        **({how: {"b"}} if how else {}),
+    )
     assert told is not None
     assert (told.cause, told.tokens, told.holder) == (cause, 300, "b")
 
@@ -55,7 +63,7 @@ def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
 def test_of_equal_holders_the_one_that_owes_least_counts() -> None:
     """Two hold the same: why even the better of them was passed over is what matters."""
     chosen, busy, dear = candidate("a", 0), candidate("b", 500, pending_ms=9e3), candidate("c", 500, evicted_ms=600.0)
-    told = spill(chosen, [busy, chosen, dear], PlacementReason.SPILL, elsewhere={})
+    told = spill(chosen, [busy, chosen, dear], PlacementReason.SPILL, UNWEIGHTED, elsewhere={})
     assert told is not None
     assert told.cause is SpillCause.EVICTION
 
@@ -69,7 +77,7 @@ def test_a_spill_is_never_invented(
     candidates: list[Candidate], elsewhere: dict[str, int], reason: PlacementReason
 ) -> None:
     """There is one exactly where somebody holds more than the chosen, and its tokens are the most that are lost."""
-    told = spill(candidates[0], candidates, reason, elsewhere=elsewhere)
+    told = spill(candidates[0], candidates, reason, UNWEIGHTED, elsewhere=elsewhere)
     lost = max([c.cached_tokens for c in candidates] + [*elsewhere.values()]) - candidates[0].cached_tokens
     assert (told.tokens if told else 0) == lost
 

@@ -14,7 +14,8 @@ from loadtest.simulate.engine.cluster_spec import ClusterSpec
 from loadtest.simulate.engine.placer import SimView
 from loadtest.simulate.engine.workload import SimRequest, Workload, prepare
 from loadtest.simulate.engine.world import Simulation
-from router.core.placement.policies.warm import Warm, wait_ms
+from router.core.placement.policies.warm import Warm
+from router.core.placement.policies.warm.cost import wait_ms
 from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 PIECE_TOKENS = 512

@@ -10,7 +10,6 @@ from router.core.placement.policies.longest_match import LongestMatch
 from router.core.placement.policies.policy import (
     DisaggPolicy,
     Policy,
-    PricingPolicy,
     PullPolicy,
     RingOrdered,
     TransferTimes,
@@ -28,4 +27,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "longest_match": LongestMatch,
 }
 
-__all__ = ["POLICIES", "DisaggPolicy", "Policy", "PricingPolicy", "PullPolicy", "RingOrdered", "TransferTimes"]
+__all__ = ["POLICIES", "DisaggPolicy", "Policy", "PullPolicy", "RingOrdered", "TransferTimes"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from router.core.types.placements import Candidate, DisaggPlan, PlacementContext, PolicyDecision, PriceWeights, Pull
+from router.core.types.placements import Candidate, DisaggPlan, PlacementContext, PolicyDecision, Pull
 
 
 class Policy(Protocol):
     """A placement policy. `cache_aware` is True if the choice considers cached prefixes; if False, receipts give the
-    reason `policy`."""
+    reason `policy`. A policy that compares prices sets `Candidate.price_ms`, and returns their terms with its decision
+    (`PolicyDecision.pricing`)."""
 
     name: str
     cache_aware: bool
@@ -25,14 +26,6 @@ class PullPolicy(Protocol):
 
     def pulls(self, market: PlacementContext, chosen: Candidate, pull: Pull) -> bool:
         """True if the P2P transfer costs less than computing these tokens on the chosen replica."""
-
-
-@runtime_checkable
-class PricingPolicy(Protocol):
-    """A policy that compares prices, which are sums of weighted terms."""
-
-    def weigh(self, market: PlacementContext) -> PriceWeights:
-        """Return the weights of the terms in this placement, the same for all candidates."""
 
 
 class TransferTimes(Protocol):
