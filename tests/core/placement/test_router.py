@@ -4,7 +4,9 @@ import pytest
 
 from router.core.dialects import OPENAI
 from router.core.fleet.models import NoReplicaReady, UnknownModel
+from router.core.placement.disaggregator import Disaggregator
 from router.core.prompts import block_keys
+from router.core.types.disagg_types import KvConnector
 from router.core.types.placements import Confidence, EndReason, PlacementReason
 from router.core.types.replicas import Load, Replica, ServedModel
 from router.core.types.requests import RequestSpec
@@ -272,3 +274,14 @@ def test_an_unknown_prompt_is_sized_by_its_body() -> None:
     world.finish(lease, events=5)
     assert world.router.index.keys == len(world.router.answers) == 0
     assert world.in_use()[0][1] + world.in_use()[1][1] == 0
+
+
+def test_one_replica_serves_each_request_without_a_disaggregator() -> None:
+    """Connectors and pairs are then unknown, whatever is reported, and nothing is kept for them."""
+    router = World("ab").router
+    router.set_kv_connector("a", KvConnector.SGLANG, "a:8998")
+    assert type(router.disaggregator) is Disaggregator
+    assert router.kv_connector_of("a") is None
+    assert router.takes_whole(router.members[0])
+    assert (router.pairs_to_warm(0.0), router.pair_counts(0.0), router.pairs(9, 0.0)) == ([], {}, ([], 0))
+    assert (router.fleet.observers, router.fleet.stage_only, router.fleet.waits_for_peer) == ([], set(), None)
