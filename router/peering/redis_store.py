@@ -84,9 +84,7 @@ class RedisSession:
     async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
         places = {self._messages: _text_of(messages_at), self._owners: _text_of(owners_at)}
-        said = await self._try(
-            self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S + self._timeout_s
-        )
+        said = await self._try(self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S)
         return _checked(self._page, said, messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
@@ -164,9 +162,7 @@ class RedisSession:
         """Remove and return the next parcel; None if none comes in time."""
         key = self._base + key
         wait_s = min(wait_s, BLOCK_S)
-        said = await self._try(
-            self._client.xread, {key: "0"}, count=1, block=int(wait_s * 1_000) or 1, within_s=wait_s + self._timeout_s
-        )
+        said = await self._try(self._client.xread, {key: "0"}, count=1, block=int(wait_s * 1_000) or 1, within_s=wait_s)
         if not said:
             return None
         id_, parcel = _checked(lambda: (said[0][1][0][0], bytes(said[0][1][0][1][MESSAGE])))
@@ -185,7 +181,8 @@ class RedisSession:
         **named: Any,  # noqa: ANN401 - also
     ) -> Any:  # noqa: ANN401 - also
         try:
-            async with asyncio.timeout(within_s or self._timeout_s):
+            # redis-py's own limits are for each read and write
+            async with asyncio.timeout(within_s + 2 * self._timeout_s):
                 return await command(*arguments, **named)
         except FAILURES as error:
             raise failure(error) from error
