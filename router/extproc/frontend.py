@@ -16,12 +16,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from router.config.runtime import RuntimeConfig
 from router.config.schema import Settings
-from router.config.url_maps import objectives
-from router.core.dialects import PATHS
 from router.eventloop import close_on_error, start_task
 from router.extproc.certificate import PickerCertificate
 from router.extproc.first_message_limit import HeadTurns
-from router.extproc.picker_context import ExtProcConfig, ServiceContext
+from router.extproc.picker_context import ServiceContext
 from router.extproc.service import SERVICE, ExtProcService
 from router.extproc.stream_messages import MalformedCount
 from router.http.body_budget import BodyBudget
@@ -95,7 +93,8 @@ class ExtProcFrontend:
         self._settings = settings = config.settings
         if config.extproc_pem is not None and self._certificate is not None:
             self._certificate.pem = config.extproc_pem
-        self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.total_body_bytes_max
+        self._parts.configure(settings)
+        self._parts.bodies.bytes_max = settings.limits.total_body_bytes_max
 
     @property
     def in_flight(self) -> int:
@@ -129,9 +128,7 @@ class ExtProcFrontend:
     def _build(self) -> None:
         s = self._settings
         heads = HeadTurns(s.limits.total_body_bytes_max, _message_bytes_max(s))
-        self._parts = ServiceContext(
-            self._placer, self._ingress, _rules(s), self._bodies, MalformedCount(), time.monotonic
-        )
+        self._parts = ServiceContext(self._placer, self._ingress, s, self._bodies, MalformedCount(), time.monotonic)
         self._picker = ExtProcService(self._parts, heads)
         self._health = health.aio.HealthServicer()
         self._built = True
@@ -213,23 +210,3 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
 
 def _message_bytes_max(settings: Settings) -> int:
     return settings.limits.body_bytes_max + HEAD_BYTES
-
-
-def _rules(settings: Settings) -> ExtProcConfig:
-    gateway, limits = settings.extproc, settings.limits
-    return ExtProcConfig(
-        inference=frozenset((*PATHS, *settings.api.passthrough)),
-        objectives=objectives(gateway.objectives),
-        fallbacks_max=gateway.fallbacks_max,
-        streams_max=gateway.streams_max,
-        stream_s_max=gateway.stream_s_max,
-        body_bytes_max=limits.body_bytes_max,
-        body_timeout_s=settings.listen.body_timeout_s,
-        head_timeout_s=settings.listen.head_timeout_s,
-        bodies_wait_s=limits.body_budget_timeout_s,
-        answer_bytes_max=limits.buffered_response_bytes_max,
-        sampled_ratio=gateway.response_sample_ratio,
-        conformance=gateway.conformance,
-        receipts=settings.api.receipts,
-        pull_stall_s=settings.p2p.timeout_s,
-    )

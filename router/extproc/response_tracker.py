@@ -59,14 +59,16 @@ class ResponseTracker:
         self._caller = caller
         self._relayed, self._duplex = answers != NONE, answers == DUPLEX
         self._pieces = answers in (STREAMED, DUPLEX)  # pieces arrive as the engine sends them
-        ratio = parts.rules.sampled_ratio
+        ratio = parts.settings.extproc.response_sample_ratio
         sampled = random.random() < ratio or (parts.shown < FULL_SAMPLING_UNTIL and ratio > 0)  # noqa: S311 - no secret
         self._asks = sampled and not self._relayed and parts.asked < UNANSWERED_REQUESTS_MAX
         # True if the body of its answer is expected to pass through the picker.
         self.shown = self._relayed or (self._asks and parts.answers_come)
         self.lease: LeaseHandle | None = None
         self._told_s = self._alive_s = 0.0  # time of the response to the gateway, and of the last sign of life
-        self._watch = ResponseObserver(question, parts.rules.answer_bytes_max, self._on_first_token)
+        self._watch = ResponseObserver(
+            question, parts.settings.limits.buffered_response_bytes_max, self._on_first_token
+        )
         self._stall: asyncio.TimerHandle | None = None  # timer of the stalled transfer; None: no transfer in flight
         # the gateway ended the stream after the response, and does not report the end of the answer
         self.lingers = False
@@ -93,7 +95,7 @@ class ResponseTracker:
             self._watch.take_usage_out()
         if lease.receipt.pull is not None:
             self._asks = not self._relayed
-            within_s = self._parts.rules.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            within_s = self._parts.settings.p2p.timeout_s + lease.receipt.ttft_p90_ms / 1e3
             self._stall = asyncio.get_running_loop().call_later(
                 within_s, self._on_pull_timeout, lease.receipt.pull.source
             )
@@ -173,18 +175,18 @@ class ResponseTracker:
 
     def _response_headers(self, fields: dict[str, bytes], served: str, *, end: bool) -> bytes:
         """Return the header mutations for the client: the engine's headers and the router's."""
-        rules, lease, record, question = self._parts.rules, self.lease, self._record, self._question
+        settings, lease, record, question = self._parts.settings, self.lease, self._record, self._question
         removed = [name for name in fields if name.startswith(_OWN)]
-        if rules.receipts and question.receipts and lease is not None:
+        if settings.api.receipts and question.receipts and lease is not None:
             text = receipt_text(lease.receipt, record, isolated=hide_cross_tenant(self._caller, record))
         else:
             text = f"x-warmroute-request-id: {record.id}\r\n"
             removed += [name for name in fields if name in _ADDRESSES and not question.receipts]
         if record.warning:
             text += f"x-warmroute-warning: {record.warning}\r\n"
-        if rules.conformance and served:
+        if settings.extproc.conformance and served:
             text += f"{metadata.CONFORMANCE_SERVED}: {served}\r\n"
-        elif rules.conformance and metadata.CONFORMANCE_SERVED in fields:
+        elif settings.extproc.conformance and metadata.CONFORMANCE_SERVED in fields:
             removed.append(metadata.CONFORMANCE_SERVED)  # a backend must not report the serving endpoint itself
         set_ = _pairs(text)
         lost: list[bytes] = []

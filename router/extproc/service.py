@@ -83,7 +83,7 @@ class ExtProcService:
     async def _first(self, context: Any, messages: Messages) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - likewise
         """Return the first message, or EOF. Otherwise return None, and the status that ends the stream."""
         try:
-            first = await self._heads.read(messages, self._parts.rules.head_timeout_s)
+            first = await self._heads.read(messages, self._parts.settings.listen.head_timeout_s)
         except TimeoutError:
             return None, (grpc.StatusCode.DEADLINE_EXCEEDED, "no request headers received")
         except MalformedMessage:

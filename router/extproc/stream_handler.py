@@ -85,7 +85,7 @@ class StreamHandler:
         parts, started_s = self._parts, self._parts.clock()
         client = ExtProcClient(parts.bodies)
         request = request_of(first.request_headers.headers.headers, client)
-        metadata.apply(request, parts.rules.objectives)
+        metadata.apply(request, parts.objectives)
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
         answered = False  # by one of the router's pages
         try:
@@ -140,17 +140,17 @@ class StreamHandler:
         started_s: float,
     ) -> bool:
         """Return True if one of the router's pages was the answer. Raises Refusal."""
-        parts, rules = self._parts, self._parts.rules
+        parts, settings = self._parts, self._parts.settings
         if len(request.lines) > HEADERS_MAX:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
-        if len(parts.streams) > rules.streams_max:
+        if len(parts.streams) > settings.extproc.streams_max:
             raise Refusal(503, "too_many_streams", "The picker has too many open requests; try again.")
         strip_trailing_slash(
             request
         )  # affects only the request as parsed here; the engine's path is set by the gateway
         self._caller = caller = parts.ingress.callers.authenticate_head(request)
         record.tenant = request.budget_owner = caller.name
-        if not rules.conformance and not is_for_engines(request, rules.inference):
+        if not settings.extproc.conformance and not is_for_engines(request, parts.inference):
             await self._page(request, client, caller)
             return True
         if not parts.known:
@@ -163,15 +163,16 @@ class StreamHandler:
         mode = BUFFERED if config is None else config.request_body_mode
         whole, trailers = head.end_of_stream or mode in (BUFFERED, DUPLEX), False
         if whole and not head.end_of_stream:
-            check_length(request, rules.body_bytes_max)
+            limits = settings.limits
+            check_length(request, limits.body_bytes_max)
             reserve_rate(parts.placer, request, caller)
-            await await_room(client, request, mode, rules.body_bytes_max, rules.bodies_wait_s)
+            await await_room(client, request, mode, limits.body_bytes_max, limits.body_budget_timeout_s)
             if mode == BUFFERED:
                 await self._context.write(processing_responses.CONTINUE_HEADERS)
             trailers = await self._body(client, request, mode)
         self._received, read_s = request.body, parts.clock()
         answers = NONE if config is None else config.response_body_mode
-        subset = metadata.subset_of(first, request, conformance=rules.conformance)
+        subset = metadata.subset_of(first, request, conformance=settings.extproc.conformance)
         question = await self._while_there(self._pick(request, record, whole=whole, answers=answers, subset=subset))
         if self._following is None:  # `_pick` has set it, or raised
             raise RuntimeError("a request without a lease")
@@ -179,15 +180,15 @@ class StreamHandler:
         await self._answer(question, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
         with suppress(TimeoutError):
             read = self._messages.read if self._next is None else self._read
-            await self._within(rules.stream_s_max, self._following.follow(read, self._context.write))
+            await self._within(settings.extproc.stream_s_max, self._following.follow(read, self._context.write))
         self._following.lingers = mode == DUPLEX and answers == NONE
         return False
 
     async def _body(self, client: ExtProcClient, request: Request, mode: int) -> bool:
-        rules = self._parts.rules
+        limits, within_s = self._parts.settings.limits, self._parts.settings.listen.body_timeout_s
         try:
-            work = read_body(self._messages, client, request, mode, rules.body_bytes_max, rules.bodies_wait_s)
-            return await self._within(rules.body_timeout_s, work)
+            bytes_max, wait_s = limits.body_bytes_max, limits.body_budget_timeout_s
+            return await self._within(within_s, read_body(self._messages, client, request, mode, bytes_max, wait_s))
         except TimeoutError:
             raise Refusal(408, "request_timeout", "The request's body did not arrive in time.") from None
 
@@ -217,7 +218,8 @@ class StreamHandler:
         path, placer = request.path, self._parts.placer
         page = None
         if request.method in ("GET", "HEAD") and path.startswith((MODELS, REQUESTS)):
-            owner = principal_of(caller, receipts=self._parts.rules.receipts) if path.startswith(REQUESTS) else None
+            receipts = self._parts.settings.api.receipts
+            owner = principal_of(caller, receipts=receipts) if path.startswith(REQUESTS) else None
             page = await placer.page(path, owner)
         if page is None:
             raise Refusal(404, "unknown_path", f"{request.method} {path[:200]} does not exist here.")
@@ -236,7 +238,7 @@ class StreamHandler:
         parts, caller = self._parts, self._caller
         reader, relayed = parts.ingress.reader, answers != NONE
         model = metadata.model_of(request)
-        if whole and is_for_engines(request, parts.rules.inference):
+        if whole and is_for_engines(request, parts.inference):
             if model and request.body_bytes:
                 body = with_model(request.body, model)
                 request.replace_body([body], len(body))
@@ -333,7 +335,7 @@ class StreamHandler:
                 parts.placer.finish_prefill(lease, Outcome(EndReason.REFUSED_BY_ENGINE), parts.clock())
         if lease.receipt.pull is not None:
             lines = [*lines, b"%b: %b\r\n" % (SOURCE_HEADER, lease.receipt.pull.address.encode())]
-        listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)
+        listed = destinations(lease.receipt, lease.replica, parts.settings.extproc.fallbacks_max)
         destination = ",".join(listed)
         set_, removed = header_mutations(request, lines)
         if mode == DUPLEX or (mode == BUFFERED and body is not received):
@@ -353,7 +355,7 @@ class StreamHandler:
 
     async def _refuse(self, request: Request, client: ExtProcClient, record: RequestRecord, refusal: Refusal) -> None:
         tenant = self._caller.tenant
-        told = self._parts.rules.receipts and (tenant is None or tenant.receipts)
+        told = self._parts.settings.api.receipts and (tenant is None or tenant.receipts)
         client.code = refusal.code
         refuse(request, record, refusal, dialect_of(request.path), tells_cause=told)
         await self._say(client)

@@ -125,7 +125,7 @@ def of_edge(session: aiohttp.ClientSession, url: str, answer_s_max: float = ANSW
 
 def of_picker(port: int, answer_s_max: float = ANSWER_S_MAX) -> Ask:
     """Ask as a gateway that fails closed does: what no picker has placed does not pass."""
-    app = cast("RouterServer", SimpleNamespace(gateway=SimpleNamespace(port=port)))
+    app = cast("RouterServer", SimpleNamespace(extproc=SimpleNamespace(port=port)))
 
     async def ask(question: Question) -> int:
         try:
