@@ -179,19 +179,19 @@ class Keys:
         by_digest: dict[str, Tenant] = {}
         tenants: dict[str, Tenant] = {}
         for entry in good:
-            said = shared[entry.tenant]
+            fields = shared[entry.tenant]
             made = Tenant(
                 name=entry.tenant,
                 priority=_PRIORITIES[entry.priority],
                 models=None if entry.models is None else frozenset(entry.models),
-                requests_per_min=said.get("requests_per_min"),
-                tokens_per_min=said.get("tokens_per_min"),
-                isolated=said.get("isolate", isolate),
-                receipts=said.get("receipts", receipts),
-                normalize_tools=said.get("normalize_tools", normalize_tools),
-                history_policy=said.get("history_policy", history_policy),
-                ttft_ms=said.get("ttft_ms"),
-                stream_failover=said.get("stream_failover", ""),
+                requests_per_min=fields.get("requests_per_min"),
+                tokens_per_min=fields.get("tokens_per_min"),
+                isolated=fields.get("isolate", isolate),
+                receipts=fields.get("receipts", receipts),
+                normalize_tools=fields.get("normalize_tools", normalize_tools),
+                history_policy=fields.get("history_policy", history_policy),
+                ttft_ms=fields.get("ttft_ms"),
+                stream_failover=fields.get("stream_failover", ""),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -278,10 +278,10 @@ def _merge_tenant_fields(entries: list[_Entry], problems: list[str]) -> dict[str
     """Merge the fields that the keys of each tenant set for the tenant."""
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        said = tenants.setdefault(entry.tenant, {})
+        fields = tenants.setdefault(entry.tenant, {})
         for field in _OF_TENANT:
             value = getattr(entry, field)
-            if value is not None and said.setdefault(field, value) != value:
+            if value is not None and fields.setdefault(field, value) != value:
                 problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")
     return tenants
 

@@ -108,5 +108,5 @@ _SHOWN.maxlist = _SHOWN.maxdict = _SHOWN.maxtuple = _SHOWN.maxset = 8
 
 def describe_mismatch(type_: Any, value: object, *, secret: bool = False) -> str:  # noqa: ANN401 - the type of any setting
     """Describe a value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
-    said = "" if secret else f", not {'an empty value' if value is None else quote_value(value)}"
-    return f"must be {describe_type(type_)}{said}"
+    actual = "" if secret else f", not {'an empty value' if value is None else quote_value(value)}"
+    return f"must be {describe_type(type_)}{actual}"

@@ -102,17 +102,17 @@ def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
 
 def peer_problems(endpoints: Iterable[str], name: str = "p2p.endpoints", port: int = 5710) -> list[str]:
     """Return the problems of a setting `name` of such pairs. `port` is the port in its example."""
-    example, told = f"http://10.0.0.1:8000=10.0.0.1:{port}", set[str]()
+    example, seen = f"http://10.0.0.1:8000=10.0.0.1:{port}", set[str]()
     problems = list[str]()
     for given in endpoints:
         replica = given.rpartition("=")[0]
         fine = re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given) is not None
         if not (fine and 0 < int(given.rpartition(":")[2]) < 1 << 16 and _base(replica.partition("#")[0])):
             problems.append(f"'{name}': '{given}' must have the form {example}")
-        elif same_base(replica) in told:
+        elif same_base(replica) in seen:
             problems.append(f"'{name}': '{replica}' is duplicated")
         else:
-            told.add(same_base(replica))
+            seen.add(same_base(replica))
     return problems
 
 

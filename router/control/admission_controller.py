@@ -34,10 +34,10 @@ AdmissionCallback = Callable[[Lease | Exception], None]
 
 
 class _Waiting:
-    __slots__ = ("answered", "charged_tokens", "wanted")
+    __slots__ = ("answered", "charged_tokens", "request")
 
-    def __init__(self, wanted: PlacementRequest, answered: AdmissionCallback, charged_tokens: int) -> None:
-        self.wanted, self.answered, self.charged_tokens = wanted, answered, charged_tokens
+    def __init__(self, request: PlacementRequest, answered: AdmissionCallback, charged_tokens: int) -> None:
+        self.request, self.answered, self.charged_tokens = request, answered, charged_tokens
 
 
 class AdmissionController:
@@ -117,43 +117,43 @@ class AdmissionController:
             raise
         return True
 
-    def admit(self, wanted: PlacementRequest, exclude: frozenset[str], answered: AdmissionCallback) -> Lease | Ticket:
+    def admit(self, request: PlacementRequest, exclude: frozenset[str], answered: AdmissionCallback) -> Lease | Ticket:
         """Place a request now, or return a ticket.
 
         With a ticket, `answered` is called once, unless the ticket is taken back. It gets the lease, or the exception
         that would have been raised. A request with exclusions is a retry. Raises NoReplicaReady, Shed, and
         UnknownResponse.
         """
-        now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
-        charged, waited_s = self._charge(wanted, now_s, retry=bool(exclude)), 0.0
-        urgent = wanted.due_s is not None and wanted.due_s > now_s
+        now_s, tenant, admission = self._clock(), request.tenant, self._admission
+        charged, waited_s = self._charge(request, now_s, retry=bool(exclude)), 0.0
+        urgent = request.due_s is not None and request.due_s > now_s
         try:
             if exclude:
-                return self._place(wanted, exclude, charged)
+                return self._place(request, exclude, charged)
             fits = admission.free(tenant, now_s)
             if not fits:
                 self._give_turns(now_s)  # requests that came earlier have precedence
-                fits = admission.fits(self._pool(wanted), tenant, now_s, None if urgent else wanted.priority)
-            waited_s = self._returning.redeem(_identity(wanted), now_s)
+                fits = admission.fits(self._pool(request), tenant, now_s, None if urgent else request.priority)
+            waited_s = self._returning.redeem(_identity(request), now_s)
             if fits:
                 try:
-                    lease = self._place(wanted, exclude, charged, may_hold_back=self._may_hold_back(wanted, waited_s))
+                    lease = self._place(request, exclude, charged, may_hold_back=self._may_hold_back(request, waited_s))
                 except Deferred:
-                    ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
+                    ticket = self._ticket(request, answered, charged, now_s, waited_s)
                     self._holding.add(ticket, ticket.since_s, tenant)
                     return ticket
-                admission.note_request(wanted, admission.prefill_ms(lease), now_s)
+                admission.note_request(request, admission.prefill_ms(lease), now_s)
                 return lease
-            ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
-            if wanted.due_s is not None and ticket.start_by_s is not None:
-                admission.note_request(wanted, (wanted.due_s - ticket.start_by_s) * 1e3, now_s)
+            ticket = self._ticket(request, answered, charged, now_s, waited_s)
+            if request.due_s is not None and ticket.start_by_s is not None:
+                admission.note_request(request, (request.due_s - ticket.start_by_s) * 1e3, now_s)
             out = admission.wait(ticket, now_s, len(self._holding), self._held_back_bytes())
         except Exception as error:
             if not exclude:
                 self.quotas.spend(tenant, -charged, now_s)
             if isinstance(error, Shed):
-                self._returning.remember(_identity(wanted), waited_s, now_s)
-                self._tell_shed(error.code, wanted)
+                self._returning.remember(_identity(request), waited_s, now_s)
+                self._report_shed(error.code, request)
             raise
         for other in out:
             self._turn_away(other, now_s)
@@ -164,7 +164,7 @@ class AdmissionController:
         if self._admission.queue.remove(ticket) or self._holding.remove(ticket):
             waiting, now_s = self._waiting_of(ticket), self._clock()
             self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
-            self._returning.remember(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
+            self._returning.remember(_identity(waiting.request), now_s - ticket.since_s, now_s)
 
     def register_external_lease(self, lease: Lease) -> None:
         """Count a lease that was opened without a call of `ask`."""
@@ -200,7 +200,7 @@ class AdmissionController:
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
         for ticket in self._admission.queue.late(Priority.LOW, now_s):
-            due_s = self._waiting_of(ticket).wanted.due_s or now_s
+            due_s = self._waiting_of(ticket).request.due_s or now_s
             self._turn_away(
                 ticket, now_s, unreachable((due_s - (ticket.start_by_s or due_s)) * 1e3, (due_s - now_s) * 1e3)
             )
@@ -210,68 +210,68 @@ class AdmissionController:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _place(
-        self, wanted: PlacementRequest, exclude: frozenset[str], charged_tokens: int, *, may_hold_back: bool = False
+        self, request: PlacementRequest, exclude: frozenset[str], charged_tokens: int, *, may_hold_back: bool = False
     ) -> Lease:
-        pool, now_s = self._pool(wanted), self._clock()
+        pool, now_s = self._pool(request), self._clock()
         only = pool[1]
         hold_back = may_hold_back and only is None
-        admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
-        full = admission.full if urgent or exclude else admission.passed_over(wanted, pool, now_s)
-        lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
-        admission.on_lease_opened(lease, wanted.tenant, wanted.due_s, wanted.priority)
+        admission, urgent = self._admission, request.due_s is not None and request.due_s > now_s
+        full = admission.full if urgent or exclude else admission.passed_over(request, pool, now_s)
+        lease = self._router.route(request, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
+        admission.on_lease_opened(lease, request.tenant, request.due_s, request.priority)
         if charged_tokens:
-            self._charged[lease.id] = (wanted.tenant, charged_tokens)
+            self._charged[lease.id] = (request.tenant, charged_tokens)
         return lease
 
-    def _only(self, wanted: PlacementRequest) -> str | frozenset[str] | None:
+    def _only(self, request: PlacementRequest) -> str | frozenset[str] | None:
         """Return the one replica that can answer, or the addresses of those that may; None if any may. Raises
         UnknownResponse."""
-        owner, among = self._owners.owner(wanted.response_id, wanted.tenant), wanted.allowed_addresses
+        owner, among = self._owners.owner(request.response_id, request.tenant), request.allowed_addresses
         if owner is None or among is None:
             return owner or among
         return owner if matches_address(owner, among) else frozenset()
 
-    def _pool(self, wanted: PlacementRequest) -> Pool:
-        return wanted.model, self._only(wanted), self._router.may_split(wanted)
+    def _pool(self, request: PlacementRequest) -> Pool:
+        return request.model, self._only(request), self._router.may_split(request)
 
-    def _prompt_tokens(self, wanted: PlacementRequest) -> int:
+    def _prompt_tokens(self, request: PlacementRequest) -> int:
         """Estimate the tokens of the prompt, before it is matched."""
-        prompt = wanted.ask.prompt
-        if wanted.tokens is not None and wanted.tokens.tokens:
-            return wanted.tokens.tokens
+        prompt = request.ask.prompt
+        if request.tokens is not None and request.tokens.tokens:
+            return request.tokens.tokens
         if prompt is None:
-            return wanted.body_tokens
-        return self._router.models.tokens(wanted.model or "").tokens_of(prompt)
+            return request.body_tokens
+        return self._router.models.tokens(request.model or "").tokens_of(prompt)
 
     def _ticket(
-        self, wanted: PlacementRequest, answered: AdmissionCallback, charged_tokens: int, now_s: float, waited_s: float
+        self, request: PlacementRequest, answered: AdmissionCallback, charged_tokens: int, now_s: float, waited_s: float
     ) -> Ticket:
-        cost, waiting = self._prompt_tokens(wanted), _Waiting(wanted, answered, charged_tokens)
-        pool, size_bytes = self._pool(wanted), wanted.body_bytes
-        ticket = Ticket(wanted.tenant, wanted.priority, pool, cost, size_bytes, now_s, waiting, now_s - waited_s)
-        if wanted.due_s is not None:
-            ticket.start_by_s = self._start_by_s(wanted, wanted.due_s, now_s)
+        cost, waiting = self._prompt_tokens(request), _Waiting(request, answered, charged_tokens)
+        pool, size_bytes = self._pool(request), request.body_bytes
+        ticket = Ticket(request.tenant, request.priority, pool, cost, size_bytes, now_s, waiting, now_s - waited_s)
+        if request.due_s is not None:
+            ticket.start_by_s = self._start_by_s(request, request.due_s, now_s)
         return ticket
 
-    def _start_by_s(self, wanted: PlacementRequest, due_s: float, now_s: float) -> float:
+    def _start_by_s(self, request: PlacementRequest, due_s: float, now_s: float) -> float:
         """Return the latest time of a placement that meets the deadline, by the shortest prefill that any replica
         needs. Raises NoReplicaReady. Raises Shed if the request may be turned away and cannot be in time."""
-        soonest_ms, prefill_ms = self._router.predict_ttft(wanted, now_s, self._only(wanted))
+        soonest_ms, prefill_ms = self._router.predict_ttft(request, now_s, self._only(request))
         left_ms = (due_s - now_s) * 1e3
-        if soonest_ms > left_ms and wanted.priority is Priority.LOW:
+        if soonest_ms > left_ms and request.priority is Priority.LOW:
             raise unreachable(soonest_ms, left_ms)
         return due_s - prefill_ms / 1e3
 
-    def _may_hold_back(self, wanted: PlacementRequest, waited_s: float) -> bool:
+    def _may_hold_back(self, request: PlacementRequest, waited_s: float) -> bool:
         """True if the limits leave capacity to defer a request, and its client may be made to wait."""
-        if wanted.due_s is not None and wanted.due_s > self._clock():
+        if request.due_s is not None and request.due_s > self._clock():
             return False
-        if waited_s >= self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
+        if waited_s >= self._hold_s or request.priority is Priority.HIGH or self._holding.full:
             return False
         if len(self._holding) + len(self._admission.queue) >= self._limits.queue_requests_max:
             return False
         return (
-            self._held_back_bytes() + self._admission.queue.size_bytes + wanted.body_bytes
+            self._held_back_bytes() + self._admission.queue.size_bytes + request.body_bytes
             <= self._limits.queue_bytes_max
         )
 
@@ -300,7 +300,7 @@ class AdmissionController:
                     self._queue_up(ticket, now_s)
                 return
             answer: Lease | Exception = self._place(
-                waiting.wanted, NOBODY, waiting.charged_tokens, may_hold_back=may_hold_back
+                waiting.request, NOBODY, waiting.charged_tokens, may_hold_back=may_hold_back
             )
         except Deferred:
             return
@@ -333,7 +333,7 @@ class AdmissionController:
             while (ticket := self._admission.turn(now_s)) is not None:
                 waiting = self._waiting_of(ticket)
                 try:
-                    answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens)
+                    answer: Lease | Exception = self._place(waiting.request, NOBODY, waiting.charged_tokens)
                 except Exception as error:  # every error goes to the caller of `ask`
                     self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
                     answer = error
@@ -344,32 +344,32 @@ class AdmissionController:
     def _turn_away(self, ticket: Ticket, now_s: float, why: Shed | None = None) -> None:
         waiting = self._waiting_of(ticket)
         self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
-        self._returning.remember(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
+        self._returning.remember(_identity(waiting.request), now_s - ticket.since_s, now_s)
         self._answer(ticket, why or self._admission.make_shed_error(ticket.tenant, ticket.priority), now_s)
 
     def _answer(self, ticket: Ticket, answer: Lease | Exception, now_s: float) -> None:
         waiting = self._waiting_of(ticket)
-        waiting.wanted.queued_s = now_s - ticket.at_s
+        waiting.request.queued_s = now_s - ticket.at_s
         if isinstance(answer, Shed):
-            self._tell_shed(answer.code, waiting.wanted)
+            self._report_shed(answer.code, waiting.request)
         waiting.answered(answer)
 
-    def _charge(self, wanted: PlacementRequest, now_s: float, *, retry: bool) -> int:
+    def _charge(self, request: PlacementRequest, now_s: float, *, retry: bool) -> int:
         """Return the number of tokens to charge for a request's lease; 0 if its tenant has no rate. Raises Shed."""
-        if not self.quotas.has_limits(wanted.tenant):
+        if not self.quotas.has_limits(request.tenant):
             return 0
-        tokens = max(1, self._prompt_tokens(wanted))
+        tokens = max(1, self._prompt_tokens(request))
         if not retry:
             try:
-                self.quotas.take(wanted.tenant, tokens, now_s, counted=wanted.charged)
+                self.quotas.take(request.tenant, tokens, now_s, counted=request.charged)
             except Shed as shed:
-                self._tell_shed(shed.code, wanted)
+                self._report_shed(shed.code, request)
                 raise
         return tokens
 
-    def _tell_shed(self, code: str, wanted: PlacementRequest) -> None:
-        self._shed(code, wanted.priority, wanted.model or "")
-        self._router.note_shed(wanted)
+    def _report_shed(self, code: str, request: PlacementRequest) -> None:
+        self._shed(code, request.priority, request.model or "")
+        self._router.note_shed(request)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Charge the tokens that the request used. A failed request keeps its charge, as it may be retried."""
@@ -386,6 +386,6 @@ class AdmissionController:
         return cast("_Waiting", ticket.request)  # `ask` made the ticket
 
 
-def _identity(wanted: PlacementRequest) -> Hashable | None:
+def _identity(request: PlacementRequest) -> Hashable | None:
     """Return the key of a repeated request: its tenant and whole prompt; None if the prompt was not read."""
-    return (wanted.tenant, wanted.chain.end_key) if wanted.chain is not None else None
+    return (request.tenant, request.chain.end_key) if request.chain is not None else None

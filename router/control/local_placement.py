@@ -159,14 +159,14 @@ class LocalPlacementService:
             *models.engine(model), models.adapter(model), tuple(self._router.knowledge.block_sizes())
         )
 
-    async def place(self, wanted: PlacementRequest, exclude: frozenset[str]) -> Lease:
+    async def place(self, request: PlacementRequest, exclude: frozenset[str]) -> Lease:
         """Return a lease on a replica that is not excluded, after a wait for a place if necessary. A cancelled call
         leaves no trace. Raises NoReplicaReady, Shed and UnknownResponse."""
-        if wanted.response_id is not None and not self.owners.knows(wanted.response_id):
-            await self._wait_for_response_owner(wanted.response_id)
-        if wanted.tokens is not None and self._events_pending(wanted) and not exclude:
-            await self._wait_for_events(wanted)
-        ticket = self.admission.admit(wanted, exclude, lambda answer: self._on_admission_result(future, answer))
+        if request.response_id is not None and not self.owners.knows(request.response_id):
+            await self._wait_for_response_owner(request.response_id)
+        if request.tokens is not None and self._events_pending(request) and not exclude:
+            await self._wait_for_events(request)
+        ticket = self.admission.admit(request, exclude, lambda answer: self._on_admission_result(future, answer))
         if not isinstance(ticket, Ticket):
             return ticket
         # `answered` is not called before the next iteration of the event loop
@@ -206,16 +206,16 @@ class LocalPlacementService:
         else:
             future.set_result(answer)
 
-    async def _wait_for_events(self, wanted: PlacementRequest) -> None:
+    async def _wait_for_events(self, request: PlacementRequest) -> None:
         """Wait for events that concern the prompt, for at most `event_wait_s`. A response may arrive before the event
         of its last block, and the next request follows it at once."""
         until_s = self._clock() + self._event_wait_s
-        while self._events_pending(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
+        while self._events_pending(request) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _events_pending(self, wanted: PlacementRequest) -> bool:
+    def _events_pending(self, request: PlacementRequest) -> bool:
         """True if events that concern this prompt are known to be on their way."""
-        return wanted.tokens is not None and self._router.knowledge.has_pending_events(wanted.tokens, self._clock())
+        return request.tokens is not None and self._router.knowledge.has_pending_events(request.tokens, self._clock())
 
     def note_progress(self, replica: str) -> None:
         """Count a further part of a response as a sign that its replica is alive."""

@@ -32,7 +32,7 @@ async def snapshot_chunks(
     pace: CooperativeBudget | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the pieces of a state, in their order. Replicas that would make it longer than `bytes_max` are left out."""
-    pace, told = pace or CooperativeBudget(), dict[str, tuple[int, int]]()
+    pace, captured = pace or CooperativeBudget(), dict[str, tuple[int, int]]()
     first = encode_piece(StateOrigin(VERSION, name, wall()))
     yield first
     count, size = 1, len(first)
@@ -42,11 +42,11 @@ async def snapshot_chunks(
         length = sum(map(len, part))
         if router.member(member.id) is not member or member.cache_epoch != life or size + length > bytes_max:
             continue
-        told[member.id] = len(told), life
+        captured[member.id] = len(captured), life
         for each in part:
             yield each
         count, size = count + len(part), size + length
-    for homes in snapshot_export.homes(router, told):
+    for homes in snapshot_export.homes(router, captured):
         each = encode_piece(homes)
         await pace.step()
         if size + len(each) > bytes_max:

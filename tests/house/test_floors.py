@@ -10,6 +10,8 @@ from pathlib import Path
 import router
 
 PACKAGE = Path(router.__file__).parent
+# Modules that construct parts around a Router.
+CONSTRUCTING = {"control/control_plane.py", "control/wiring.py", "telemetry/metrics/__init__.py"}
 # The core may not read a clock, open a socket or write a log, not even through what it imports of ours.
 CORE_ALONE = """
 import sys
@@ -37,10 +39,15 @@ def test_imports_go_down_only() -> None:
 
 
 def test_the_router_is_read_by_its_own_methods() -> None:
-    """Outside of the core nothing reaches through the Router into its registry of replicas, or writes there."""
-    inside = re.compile(r"router\.(fleet|fitness|answers|explainer)\b")
+    """Outside of the core nothing reaches through the Router into its registry of replicas, or writes there. Only the
+    modules that construct parts pass the registry to a part that needs nothing else."""
+    through = re.compile(r"router\.(fleet|fitness)\.|router\.(answers|explainer)\b")
+    passed = re.compile(r"router\.(fleet|fitness)\b")
     outside = [path for path in PACKAGE.rglob("*.py") if "core" not in path.relative_to(PACKAGE).parts]
-    assert not [path.name for path in outside if inside.search(path.read_text(encoding="utf-8"))]
+    texts = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in outside}
+    assert not [name for name, text in texts.items() if through.search(text)]
+    assert {name for name, text in texts.items() if passed.search(text)} == CONSTRUCTING
+    assert not [name for name, text in texts.items() if re.search(r"fleet\.members(\[|\.(pop|clear|update))", text)]
 
 
 def test_the_core_needs_nothing_above_it() -> None:
