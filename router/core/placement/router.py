@@ -1,6 +1,7 @@
 """Router: turns a request into a lease, and takes the lease back with its outcome.
 
-    route:   filter who may, match the prompt, price the candidates, let the policy choose, open a lease
+    route:   filter the replicas, match the prompt, price the candidates, let the policy choose, plan if two replicas
+             serve the request together, open the lease
     finish:  give the lease back, keep what prompt and answer left in the cache, learn from the answer
 
 The knowledge about replicas is updated by core/fleet/observations.py from the engines' reports, and by
@@ -311,6 +312,7 @@ class Router:
             if plan is not None:
                 chosen = plan.decode
                 break
+            # another scope if the chosen replica serves only one stage of a request
             scope = self.disaggregator.narrow(priced, chosen)
         return self._open(priced, choice, chosen, plan)
 

@@ -5,7 +5,7 @@
                   + weight x (stalled(q, r) + (decode(q, r) + slowed(q, r)) / 2)
     weight = max(WEIGHT_LEAST, 1 / (1 + streams))
 
-`Weights.cost` has the formula. Each term is a field of Cost, already weighted. So the terms that receipts, `explain`,
+`Weights` has the formula. Each term is a field of Cost, already weighted. So the terms that receipts, `explain`,
 the dashboard and spill causes show add up to the price. The measured terms are fields of Candidate, which
 core/placement/scoring.py fills. docs/architecture/price.md has the meaning of each term, and the reason for it.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.core.placement.policies.warm.constants import DECODING, WEIGHT_LEAST
-from router.core.types.placements import Candidate, Cost, PlacementContext
+from router.core.types.placements import Candidate, Cost, PlacementContext, Pull
 
 
 class Weights(Struct, gc=False):
@@ -28,8 +28,16 @@ class Weights(Struct, gc=False):
     decoding: float  # weight of a millisecond of decoding
 
     def cost(self, candidate: Candidate) -> Cost:
-        """Return the weighted terms of a candidate's price, by the formula above."""
-        waited_ms, kv_wait_ms, uncached_ms = candidate.pending_ms, candidate.kv_wait_ms, candidate.uncached_ms
+        """Return the weighted terms of a candidate's price."""
+        return self._cost(candidate, candidate.uncached_ms, candidate.stalled_ms, 0.0)
+
+    def cost_with(self, candidate: Candidate, pull: Pull) -> Cost:
+        """Return the terms if a part of the prompt comes from another replica by a P2P transfer."""
+        return self._cost(candidate, pull.uncached_ms, pull.stalled_ms, pull.fetch_ms)
+
+    def _cost(self, candidate: Candidate, uncached_ms: float, stalled_ms: float, transfer_ms: float) -> Cost:
+        """Return the weighted terms by the formula above."""
+        waited_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
         if kv_wait_ms > waited_ms:
             waited_ms = kv_wait_ms
         load, delay_ms = waited_ms * self.per_wait_ms, self.unit_ms
@@ -45,9 +53,10 @@ class Weights(Struct, gc=False):
             candidate.room_ms,
             candidate.evicted_ms,
             self.again * candidate.evicted_again_ms,
-            self.decoding * candidate.stalled_ms,
+            self.decoding * stalled_ms,
             answer * candidate.decode_ms,
             answer * candidate.slowed_ms,
+            transfer_ms,
         )
 
 

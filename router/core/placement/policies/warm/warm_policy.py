@@ -68,12 +68,7 @@ class Warm:
         """True if the transfer costs less than it saves: this request's prefill, and the delays that the prefill
         causes."""
         weights = weigh(market)
-        waited_ms = max(chosen.pending_ms, chosen.kv_wait_ms)
-        saved_ms = chosen.uncached_ms - pull.uncached_ms
-        delays_ms = min(chosen.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms)
-        saved_ms += min(waited_ms * weights.per_wait_ms, weights.load_max) * delays_ms
-        saved_ms += weights.decoding * (chosen.stalled_ms - pull.stalled_ms)
-        return pull.fetch_ms < saved_ms
+        return weights.cost_with(chosen, pull).total() < weights.cost(chosen).total()
 
     def may_split(self, market: PlacementContext, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
         """True if a pair can save more than the tie band."""
