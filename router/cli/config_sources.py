@@ -55,7 +55,7 @@ def flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str], 
             found = {}
             if value is not None:
                 problems.append(f"'{name}' must be a mapping, not {quote_value(value)}")
-        # `auth.keys_file: x` beside `auth: {keys_file: y}`: the YAML has no key twice, but the settings have.
+        # `auth.keys_file: x` beside `auth: {keys_file: y}` sets one setting twice with two keys of the YAML.
         problems += [f"'{key}' is duplicated" for key in found if key in flat and (key in keys or key in SETTINGS)]
         flat |= found
     flat = rename_keys(flat, SETTINGS, problems, used)

@@ -27,6 +27,7 @@ from router.config.runtime import RuntimeConfig
 from router.control import wiring
 from router.control.local_placement import LocalPlacementService
 from router.control.peer_routers import PeerSync
+from router.control.readiness import Readiness
 from router.control.replica_lifecycle import ReplicaLifecycle
 from router.control.response_owners import ResponseOwners
 from router.control.unshared import UnsharedRouters, router_name
@@ -65,15 +66,12 @@ class ControlPlane:
         self.settings = config.settings  # the settings in force
         self.frontends = frontends
         self.link: PeerSync | None = None  # None: no store is configured
-        self.unshared: UnsharedRouters | None = None  # None: the admin listener has no port yet
         self.totals = ProcessTotals(frontends.counters)
         self.prompts: PromptEncoder | None = None  # None if events are off
         self.tls = config.replica_tls  # of all sessions for probes and pages; its certificates are renewed in place
         self.admin_url = ""
         self._sources = MetricSources(totals=self.totals)
         self._stack = AsyncExitStack()
-        self._draining = False
-        self._looked = False  # the replicas of the first list were probed
 
     async def __aenter__(self) -> Self:
         async with close_on_error(self._stack):
@@ -111,10 +109,15 @@ class ControlPlane:
         self.history = wiring.make_history(s, self._count_load)
         self._stack.push_async_callback(self.history.close)
         self.history.start()
+        self.unshared = UnsharedRouters(s.peering, share=self._known_share, peers=self._peer_names)
         self.observatory = parts.observatory(
-            self.metrics, self.history, self.admission, self._is_warming, self._describe_router
+            self.metrics, self.history, self.admission, self._is_warming, self.unshared.status
         )
         self._watch_replicas(parts)
+        scale_from_zero = s.discovery.scale_from_zero
+        self._readiness = Readiness(
+            self.router.fleet, self.lifecycle.discovered, self.state, scale_from_zero=scale_from_zero
+        )
         self.pages = self._make_pages()
         self.placer = self._make_placer()
         self._apply_keys(self._config)
@@ -180,7 +183,7 @@ class ControlPlane:
             engine_version=self.lifecycle.engine_version,
             discoveries=partial(wiring.describe_discoveries, self.discoveries),
             sharing=self._describe_link,
-            unshared=self._explain_unshared,
+            unshared=self.unshared.explain,
             state=self._describe_state,
             look=self.prober.look,
         )
@@ -256,21 +259,16 @@ class ControlPlane:
         self.admin_url = await self.admin.listen(self.settings.listen.admin_port)
 
     def _share(self) -> None:
-        """Open the link to other routers, if a store is named, and watch for others that share nothing."""
+        """Open the link to other routers, if a store is named. The name of this router has the admin listener's
+        port."""
+        port = urlsplit(self.admin_url).port or 0
+        self.unshared.name = router_name(self.settings.peering, port)
         if is_shared(self.settings.peering):
-            self.link = PeerSync(self, urlsplit(self.admin_url).port or 0)  # the port is part of this router's name
+            self.link = PeerSync(self, port)
             self.placer.share_responses(self.link)
             self._sources.sharing = self.link.figures
             self.link.start()
             self._stack.push_async_callback(self.link.close)
-        peering = self.settings.peering
-        self.unshared = UnsharedRouters(
-            router_name(peering, urlsplit(self.admin_url).port or 0),
-            routers_expected=peering.expected_routers,
-            has_store=is_shared(peering),
-            share=self._known_share,
-            peers=self._peer_names,
-        )
 
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(start_task(work))
@@ -288,8 +286,7 @@ class ControlPlane:
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
-                if self.unshared is not None:
-                    self.unshared.check(time.monotonic())
+                self.unshared.check(time.monotonic())
                 self.metrics.check()
                 self.lifecycle.look_for_lost_events(time.monotonic())
                 moving, uncounted = self.router.list_active(since_s)
@@ -324,24 +321,12 @@ class ControlPlane:
         self.metrics.requests.count_attempt_failure(replica if self.router.member(replica) is not None else None, kind)
 
     def ready(self) -> bool:
-        """True if requests should be sent to this router. A replica must accept requests, the earlier state must be
-        restored or have taken too long, and the router must not be draining. Under `discovery.scale_from_zero` no
-        replica is needed."""
-        holding = self.state is not None and self.state.blocks_readiness
-        if self._draining or holding:
-            return False
-        return bool(self.router.usable()) or (self.settings.discovery.scale_from_zero and self._has_looked())
-
-    def _has_looked(self) -> bool:
-        """True if the first list of replicas has arrived and each of them was probed. Only then is it certain that none
-        is ready."""
-        if not self._looked and self.lifecycle.discovered.is_set():
-            self._looked = all(member.health.asked for member in self.router.members)
-        return self._looked
+        """True if requests should be sent to this router."""
+        return self._readiness.is_ready()
 
     def drain(self) -> None:
         """Report on `/readyz` that the router accepts no further requests, and stop deferring requests."""
-        self._draining = True
+        self._readiness.drain()
         self.admission.release()
 
     @property
@@ -362,12 +347,6 @@ class ControlPlane:
 
     def _describe_link(self) -> dict[str, Any] | None:
         return self.link.status() if self.link is not None else None
-
-    def _describe_router(self) -> dict[str, Any]:
-        return self.unshared.status() if self.unshared is not None else {}
-
-    def _explain_unshared(self) -> str:
-        return self.unshared.why if self.unshared is not None else ""
 
     def _known_share(self) -> float:
         return self.router.known_share

@@ -3,8 +3,8 @@
 Theory: each of such routers knows only the prompts that it placed itself. It sends a prompt that another router has
 placed to any replica, and the prompt is computed again; it also sees no queued prefill of the others. The condition has
 two sources. The settings may name more routers than one (`peering.expected_routers`) without a store, which holds from
-the start. Or, for a minute, engines count more prompt tokens than this router has sent (`Router.known_share`), and no
-peer reports its work: the other senders are then routers without a common store, or clients of the engines.
+the start. Or engines count more prompt tokens than this router has sent (`Router.known_share`) for a minute, and no
+peer reports its work. The other senders are then routers without a common store, or clients of the engines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from router.config.schema import PeeringSettings
 from router.core.fleet.member import SHARE_ALL
+from router.peering.validation import is_shared
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,20 @@ class UnsharedRouters:
 
     def __init__(
         self,
-        name: str,
+        peering: PeeringSettings,
         *,
-        routers_expected: int,
-        has_store: bool,
         share: Callable[[], float],
         peers: Callable[[], list[str]],
     ) -> None:
         """`share` returns the known part of the replicas' prompt tokens, `peers` the names of the other routers that
         report their work."""
-        self._name, self._share, self._peers = name, share, peers
+        self.name = router_name(peering, 0)
+        self._share, self._peers = share, peers
         self._alone = ""
-        if routers_expected > 1 and not has_store:
-            self._alone = f"{routers_expected} routers are expected (peering.expected_routers) without a common store"
+        if peering.expected_routers > 1 and not is_shared(peering):
+            self._alone = (
+                f"{peering.expected_routers} routers are expected (peering.expected_routers) without a common store"
+            )
         self._since_s: float | None = None  # since then other senders were seen without a break
         self.why = ""  # empty: the condition does not hold
 
@@ -67,9 +69,13 @@ class UnsharedRouters:
             return ""
         return f"other senders account for {1 - share:.0%} of the replicas' prompt tokens, and no router reports them"
 
+    def explain(self) -> str:
+        """Return the reason for which the condition holds; "" if it does not hold."""
+        return self.why
+
     def status(self) -> dict[str, Any]:
         """Return this router's name, its peers and the condition, for the pages."""
-        return {"name": self._name, "peers": self._peers(), "unshared": self.why}
+        return {"name": self.name, "peers": self._peers(), "unshared": self.why}
 
 
 def router_name(peering: PeeringSettings, admin_port: int) -> str:

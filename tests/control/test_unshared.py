@@ -23,13 +23,9 @@ class Senders:
     def __init__(self, routers_expected: int = 0, *, has_store: bool = False) -> None:
         self.share = 1.0
         self.peers: list[str] = []
-        self.condition = UnsharedRouters(
-            "r",
-            routers_expected=routers_expected,
-            has_store=has_store,
-            share=lambda: self.share,
-            peers=lambda: self.peers,
-        )
+        store = "redis://127.0.0.1" if has_store else ""
+        peering = PeeringSettings(router_id="r", expected_routers=routers_expected, redis_url=store)
+        self.condition = UnsharedRouters(peering, share=lambda: self.share, peers=lambda: self.peers)
 
     def at(self, now_s: float, share: float) -> str:
         """The condition after a look at this time."""
@@ -85,8 +81,7 @@ def test_names_of_routers() -> None:
 async def test_pages_say_it(client: ClientSession) -> None:
     """`/admin/replicas` and the dashboard's data have the condition, and the name of the router that says it."""
     async with RouterServer(resolve(settings(peering__expected_routers=2, peering__router_id="one"))) as app:
-        assert app.control.unshared is not None
-        await until(lambda: app.control.unshared is not None and app.control.unshared.why)
+        await until(app.control.unshared.explain)
         async with client.get(app.admin_url + "/admin/replicas") as response:
             page = await response.json()
         async with client.get(app.admin_url + "/admin/observatory") as response:

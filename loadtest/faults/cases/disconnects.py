@@ -120,7 +120,7 @@ async def _leave(run: Run, point: Point, clients: int, chance: random.Random, sc
         elif record["closed_s"] is not None:
             times_ms.append(1e3 * max(0.0, record["closed_s"] - at_s))
     p99_ms = percentile(times_ms, 99) if not never else None
-    note = f"{arrived} of {clients} had arrived" + (f", {never} were not told within {gone_s:g} s" if never else "")
+    note = f"{arrived} of {clients} had arrived" + (f", {never} got no answer within {gone_s:g} s" if never else "")
     made = row(6, f"client leaves {point.name}: upstream closed, p99 ms", CLOSED_P99_MAX_MS, p99_ms, note=note)
     if not never:
         made.timed, made.ok = True, p99_ms is not None and p99_ms <= CLOSED_P99_MAX_MS * scale.slack

@@ -39,7 +39,7 @@ async def terminated(bench: Bench) -> list[Row]:
         ended.cancel()
     slack = bench.scale.slack
     return [
-        row(12, "SIGTERM: ms until readiness says no", READY_MAX_MS, unready_ms, slack=slack),
+        row(12, "SIGTERM: ms until /readyz returns 503", READY_MAX_MS, unready_ms, slack=slack),
         row(12, f"... of {connects} connects in {lame_s - BEFORE_CLOSING_S:g} s refused", 0, refused),
         failures(12, f"... of {STREAMS} streams not whole", asked),
         row(12, "... exit status", 0, code, ok=code == 0),

@@ -227,7 +227,7 @@ async def full_queue(bench: Bench) -> list[Row]:
         back = await poll_until(served, bench.scale.patience_s(10.0))
         opened = sum(each["breaker"] == "open" for each in (await replicas_of(run)).values()) if bench.ours else 0
     refused = sum(answer.status in (429, 503) for answer in found)
-    case = f"a full queue, {asked} requests: neither answered nor told when to come again"
+    case = f"a full queue, {asked} requests: no answer and no time for a retry"
     return [
         row(GOAL, case, 0, silent, found=found, note=f"{refused} refused"),
         row(GOAL, "... breakers opened, or nothing answered behind it", 0, opened + (not back)),
