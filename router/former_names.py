@@ -156,9 +156,20 @@ METRICS: dict[str, RenamedMetric] = {
     "warmroute_replica_kv_usage": RenamedMetric("warmroute_replica_kv_usage_ratio"),
     "warmroute_replica_predictions_equal": RenamedMetric("warmroute_replica_predictions_equal_ratio"),
     "warmroute_replica_share": RenamedMetric("warmroute_replica_share_ratio"),
+    "warmroute_sharing_bytes_total": RenamedMetric("warmroute_peering_bytes_total"),
+    "warmroute_sharing_delay_seconds": RenamedMetric("warmroute_peering_delay_seconds"),
+    "warmroute_sharing_failures_total": RenamedMetric("warmroute_peering_failures_total"),
     "warmroute_sharing_interruptions_total": RenamedMetric("warmroute_peering_disconnects_total"),
+    "warmroute_sharing_messages_total": RenamedMetric("warmroute_peering_messages_total"),
+    "warmroute_sharing_routers": RenamedMetric("warmroute_peering_routers"),
+    "warmroute_sharing_strangers": RenamedMetric("warmroute_peering_unknown_routers"),
     "warmroute_sharing_whole": RenamedMetric("warmroute_peering_connected"),
+    "warmroute_sharing_writable": RenamedMetric("warmroute_peering_writable"),
+    "warmroute_state_age_seconds": RenamedMetric("warmroute_snapshot_age_seconds"),
+    "warmroute_state_bytes": RenamedMetric("warmroute_snapshot_bytes"),
+    "warmroute_state_replicas": RenamedMetric("warmroute_snapshot_replicas"),
     "warmroute_state_restored_blocks": RenamedMetric("warmroute_snapshot_restored_blocks"),
+    "warmroute_state_writes_total": RenamedMetric("warmroute_snapshot_writes_total"),
 }
 """Former metric -> metric."""
 
@@ -171,7 +182,9 @@ HEADERS: dict[str, str] = {
 
 LOG_EVENTS: dict[str, str] = {
     "config_refused": "config_rejected",
+    "gateway_malformed": "extproc_malformed_message",
     "gateway_misused": "extproc_misconfigured",
+    "gateway_must_fail_closed": "extproc_must_fail_closed",
     "handshake_down": "kv_connector_down",
     "handshake_up": "kv_connector_up",
     "history_kept": "history_recovered",
@@ -179,9 +192,16 @@ LOG_EVENTS: dict[str, str] = {
     "replica_drains_no_more": "replica_drain_cancelled",
     "replica_takes_traffic": "replica_serving",
     "sharing_alone": "peering_disconnected",
+    "sharing_bad_message": "peering_invalid_message",
     "sharing_namesake": "peering_duplicate_name",
     "sharing_not_left": "peering_leave_failed",
+    "sharing_stranger": "peering_unknown_router",
+    "sharing_too_many": "peering_too_many_routers",
+    "sharing_unauthenticated": "peering_unauthenticated",
     "sharing_whole": "peering_connected",
+    "state_ignored": "snapshot_ignored",
+    "state_not_written": "snapshot_write_failed",
+    "state_restored": "snapshot_restored",
 }
 """Former log event -> log event."""
 

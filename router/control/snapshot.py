@@ -105,7 +105,7 @@ class SnapshotManager:
                 "why": self.why,
                 "next": "none: the router starts with empty state and writes a new snapshot",
             }
-            log.warning("saved state is not used", extra={"event": "state_ignored", "fields": fields})
+            log.warning("saved state is not used", extra={"event": "snapshot_ignored", "fields": fields})
 
     async def parse_snapshot(self, pieces: Iterable[bytes]) -> StateParts:
         """Decode the parts of a state, which must be complete and young enough. Raises UnreadableState."""
@@ -170,7 +170,7 @@ class SnapshotManager:
             parts = await self.parse_snapshot(pieces)
         except UnreadableState as error:
             fields = {"router": router, "why": str(error), "next": "none: another router is asked if there is one"}
-            log.warning("state from another router is not used", extra={"event": "state_ignored", "fields": fields})
+            log.warning("state from another router is not used", extra={"event": "snapshot_ignored", "fields": fields})
             return False
         self._handed = True
         self.import_replica(parts, router)
@@ -279,7 +279,7 @@ class SnapshotManager:
             "refused": dict(reasons.most_common(REASONS_MAX)),
             "seconds": round(self._clock() - self._began_s, 3),
         }
-        log.info("saved state is restored", extra={"event": "state_restored", "fields": fields})
+        log.info("saved state is restored", extra={"event": "snapshot_restored", "fields": fields})
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class SnapshotManager:
                     "why": str(error),
                     "next": "check free disk space and permissions",
                 }
-                log.warning("the state cannot be saved", extra={"event": "state_not_written", "fields": fields})
+                log.warning("the state cannot be saved", extra={"event": "snapshot_write_failed", "fields": fields})
             self._failing = str(error)
         else:
             self._files["ok"] += 1

@@ -147,7 +147,7 @@ class ExtProcFrontend:
         tls = self._certificate.credentials() if self._certificate is not None else None
         if self._ingress.keys is not None:
             fields = {"next": MUST_FAIL_CLOSED}
-            log.info("API keys are required", extra={"event": "gateway_must_fail_closed", "fields": fields})
+            log.info("API keys are required", extra={"event": "extproc_must_fail_closed", "fields": fields})
         self.port = _bound(server, s.host, s.port, tls)
         self.health_port = _bound(checks, s.host, s.health_port, None)
         await server.start()

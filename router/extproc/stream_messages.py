@@ -47,7 +47,9 @@ class MalformedCount:
             return
         fields = {"count": self.total - self._told, "error": why[:200], "next": "limit access to extproc.port"}
         self._said_s, self._told = now_s, self.total
-        log.warning("messages to the picker cannot be decoded", extra={"event": "gateway_malformed", "fields": fields})
+        log.warning(
+            "messages to the picker cannot be decoded", extra={"event": "extproc_malformed_message", "fields": fields}
+        )
 
 
 class Messages:

@@ -123,7 +123,7 @@ class PeerReceiver:
             }
             self._refused, self._refused_s = Counter(), now_s
             text = "messages in the shared store do not come from routers of this fleet"
-            log.warning(text, extra={"event": "sharing_unauthenticated", "fields": fields})
+            log.warning(text, extra={"event": "peering_unauthenticated", "fields": fields})
 
     def forget_lost(self, now_s: float) -> None:
         """Discard the reports of routers that were replaced, or turned out to be of another fleet."""

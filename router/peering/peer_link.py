@@ -357,7 +357,7 @@ class PeerChannel:
             what = {"why": str(error), "next": "check for other writers to the store's streams"}
             log.warning(
                 "a message that is not from a router was received",
-                extra={"event": "sharing_bad_message", "fields": what},
+                extra={"event": "peering_invalid_message", "fields": what},
             )
 
 

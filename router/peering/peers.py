@@ -213,7 +213,7 @@ class PeerRegistry:
             self._full = True
             what = {"routers_max": self._peers_max, "next": "use fewer routers per `peering.fleet`"}
             text = "too many routers have the same peering.fleet"
-            log.error(text, extra={"event": "sharing_too_many", "fields": what})
+            log.error(text, extra={"event": "peering_too_many_routers", "fields": what})
         return False
 
     def remove_peer(self, origin: int) -> None:
@@ -281,7 +281,7 @@ class PeerRegistry:
                 "next": "set a different `peering.fleet` for each fleet, or set `peering.replicas_in_common: false`",
             }
             text = "a router of another fleet, without a common replica, uses the same store and shared.name"
-            log.warning(text, extra={"event": "sharing_stranger", "fields": what})
+            log.warning(text, extra={"event": "peering_unknown_router", "fields": what})
 
 
 def numbers_of(replicas: frozenset[int]) -> bytes:

@@ -157,7 +157,10 @@ class SnapshotTransfer:
             return decode_parcel(parcel)
         log.warning(
             "the received state is not from a router of this fleet",
-            extra={"event": "state_ignored", "fields": {"why": "its signature is from another secret", "next": NEXT}},
+            extra={
+                "event": "snapshot_ignored",
+                "fields": {"why": "its signature is from another secret", "next": NEXT},
+            },
         )
         return None
 

@@ -41,7 +41,7 @@ async def whole(it: World) -> list[bool]:
 async def refused(it: World, kind: str) -> int:
     """Messages and entries of the store that routers have not believed for this reason; the lowest of all routers."""
     lines = [(await it.page("/metrics", each)).decode().splitlines() for each in it.routers]
-    name = f'warmroute_sharing_messages_total{{kind="{kind}"}} '
+    name = f'warmroute_peering_messages_total{{kind="{kind}"}} '
     return min(int(float(line.removeprefix(name))) for page in lines for line in page if line.startswith(name))
 
 

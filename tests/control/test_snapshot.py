@@ -144,7 +144,7 @@ async def test_a_file_that_is_no_use_costs_one_line(
                 assert why in (await state(client, app))["why"]
                 async with client.post(app.url + "/v1/completions", json={"model": "m", "prompt": "x"}) as response:
                     assert response.status == 200
-    lines = [line for line in caplog.records if getattr(line, "event", "") == "state_ignored"]
+    lines = [line for line in caplog.records if getattr(line, "event", "") == "snapshot_ignored"]
     assert len(lines) == 1
     assert why in lines[0].fields["why"]  # type: ignore[attr-defined]  # ours
 
@@ -162,7 +162,7 @@ async def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog
                 file.parent.mkdir()
                 await until(lambda: app.control.state and app.control.state.figures().files["ok"])
                 assert not (await state(client, app))["failing"]
-    lines = [line for line in caplog.records if getattr(line, "event", "") == "state_not_written"]
+    lines = [line for line in caplog.records if getattr(line, "event", "") == "snapshot_write_failed"]
     assert len(lines) == 1
     assert read_chunks(file, 1 << 20)
 

@@ -62,7 +62,7 @@ async def test_malformed_messages_are_counted(
         assert not any(member.leases for member in app.router.members)
         assert app.extproc.counters()["bodies_bytes"] == 0
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [vars(record).get("event") for record in said] == ["gateway_malformed"]
+    assert [vars(record).get("event") for record in said] == ["extproc_malformed_message"]
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -239,7 +239,7 @@ async def test_the_log_says_what_the_gateway_must_have(
     """Once at the start, with keys alone: it must fail closed."""
 
     def said() -> list[str]:
-        return [vars(r)["fields"]["next"] for r in caplog.records if vars(r).get("event") == "gateway_must_fail_closed"]
+        return [vars(r)["fields"]["next"] for r in caplog.records if vars(r).get("event") == "extproc_must_fail_closed"]
 
     caplog.set_level(logging.INFO)
     async with picking(engine):

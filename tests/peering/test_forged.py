@@ -74,7 +74,7 @@ async def test_nothing_forged_counts(caplog: pytest.LogCaptureFixture) -> None:
             async with linked(server.url, "c", secrets=[SECRET]) as c:  # which reads what a and b have written
                 await until(lambda: c.owners)
                 assert c.owners == a.owners
-    assert len(events(caplog, "sharing_unauthenticated")) == 3  # one of each router
+    assert len(events(caplog, "peering_unauthenticated")) == 3  # one of each router
 
 
 async def test_what_was_said_once_does_not_count_again() -> None:
@@ -146,7 +146,7 @@ async def test_clocks_may_differ_by_seconds(late_s: float, caplog: pytest.LogCap
                 return
             await until(lambda: a.link.counts["replayed"] > 2 and b.link.counts["replayed"] > 2)
             assert (a.link.routers, b.link.routers) == (1, 1)
-    assert all("apart" in str(each["why"]) for each in events(caplog, "sharing_unauthenticated"))
+    assert all("apart" in str(each["why"]) for each in events(caplog, "peering_unauthenticated"))
 
 
 async def test_a_router_without_the_secret_is_told_and_not_believed(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +154,7 @@ async def test_a_router_without_the_secret_is_told_and_not_believed(caplog: pyte
     async with StoreServer() as server, linked(server.url, "a", secrets=[SECRET]) as a, linked(server.url, "b") as b:
         await until(lambda: a.link.counts["unauthenticated"] and b.link.counts["unauthenticated"])
         assert (a.link.routers, b.link.routers) == (1, 1)
-    assert {each["why"] for each in events(caplog, "sharing_unauthenticated")} == {
+    assert {each["why"] for each in events(caplog, "peering_unauthenticated")} == {
         "it has no signature",
         "it is signed, but this router has no secret or API keys",
     }
@@ -167,7 +167,7 @@ def test_what_is_refused_is_said_once_a_minute(caplog: pytest.LogCaptureFixture)
     one = receiver(seals, counts)
     for n in range(1, 1_001):
         assert one.hear((n, 0), pack_frame(PeerFrame(name="x"), 7, n, 1.0), REFUSED_EVERY_S * (n - 1) / 500) is None
-    lines = events(caplog, "sharing_unauthenticated")
+    lines = events(caplog, "peering_unauthenticated")
     assert [each["unauthenticated"] for each in lines] == [1, 500]
     assert counts["unauthenticated"] == 1_000
 

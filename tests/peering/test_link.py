@@ -308,7 +308,7 @@ async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) 
             b.core.to_say += [b"bad", b"good"]
             await until(lambda: a.core.heard == [b"good"])
             assert a.link.counts["bad"] >= len(garbage) + 2
-        assert sum(getattr(r, "event", "") == "sharing_bad_message" for r in caplog.records) == 2
+        assert sum(getattr(r, "event", "") == "peering_invalid_message" for r in caplog.records) == 2
 
 
 async def test_a_name_that_is_taken_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -324,7 +324,7 @@ async def test_no_more_routers_than_may_be(caplog: pytest.LogCaptureFixture) -> 
         a = await stack.enter_async_context(linked(server.url, "a", peers_max=2))
         for name in "bcd":
             await stack.enter_async_context(linked(server.url, name))
-        await until(lambda: any(getattr(r, "event", "") == "sharing_too_many" for r in caplog.records))
+        await until(lambda: any(getattr(r, "event", "") == "peering_too_many_routers" for r in caplog.records))
         assert a.link.routers == 3
 
 

@@ -161,7 +161,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
             await until(lambda: whole(app))
             page = (await app.control.metrics.page_in_slices()).decode()
             assert "warmroute_peering_connected 1.0" in page
-            assert "warmroute_sharing_routers 1.0" in page
+            assert "warmroute_peering_routers 1.0" in page
     finally:
         await server.__aexit__()
 

@@ -48,7 +48,7 @@ async def test_a_router_without_a_replica_in_common_is_a_stranger(caplog: pytest
         assert b.quotas.get_remaining("acme", time.monotonic()) == before
         assert b.quotas.part("acme") == 1.0
         assert a.link.connected
-    assert sorted(str(each["router"]) for each in events(caplog, "sharing_stranger")) == ["a", "b"]
+    assert sorted(str(each["router"]) for each in events(caplog, "peering_unknown_router")) == ["a", "b"]
 
 
 async def test_routers_of_one_fleet_stay_together_while_it_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:

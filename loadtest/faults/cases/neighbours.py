@@ -39,7 +39,7 @@ PARTIES = {
 """Hostile way -> its party."""
 _BEGINS, _PORT = re.compile("begins"), re.compile(r"ready (\d+)")
 _FORGED = re.compile(
-    r'^warmroute_sharing_messages_total\{[^}]*kind="(?:bad|unauthenticated)"[^}]*\} (\S+)', re.MULTILINE
+    r'^warmroute_peering_messages_total\{[^}]*kind="(?:bad|unauthenticated)"[^}]*\} (\S+)', re.MULTILINE
 )
 
 

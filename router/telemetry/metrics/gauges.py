@@ -243,22 +243,22 @@ class Links(Collector):
         )
         yield gauge("peering_connected", text, (), [] if found is None else [((), float(found.whole))])
         text = "1 while the shared store accepts writes; 0 while it is full, read-only or absent."
-        yield gauge("sharing_writable", text, (), [] if found is None else [((), float(found.writable))])
+        yield gauge("peering_writable", text, (), [] if found is None else [((), float(found.writable))])
         text = "Routers that this one receives messages from, including itself."
-        yield gauge("sharing_routers", text, (), [] if found is None else [((), found.routers)])
+        yield gauge("peering_routers", text, (), [] if found is None else [((), found.routers)])
         text = "Routers of other fleets, without a replica in common, that use the same store and name as this one."
-        yield gauge("sharing_strangers", text, (), [] if found is None else [((), found.strangers)])
+        yield gauge("peering_unknown_routers", text, (), [] if found is None else [((), found.strangers)])
         text = "Round-trip time of this router's last message through the shared store."
-        yield gauge("sharing_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
+        yield gauge("peering_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
         text = "Messages between routers, by outcome at this router."
-        yield counters("sharing_messages", text, "kind", ((kind, counts.get(kind, 0)) for kind in MESSAGE_KINDS))
+        yield counters("peering_messages", text, "kind", ((kind, counts.get(kind, 0)) for kind in MESSAGE_KINDS))
         text = "Bytes of messages sent to other routers (`said`) and received from them (`heard`)."
         sizes = ((kind, counts.get(f"{kind}_bytes", 0)) for kind in ("said", "heard"))
-        yield counters("sharing_bytes", text, "kind", sizes)
+        yield counters("peering_bytes", text, "kind", sizes)
         text = "Times that this router continued alone because it no longer received its own messages."
         yield counter("peering_disconnects", text, counts.get("interruptions", 0))
         text = "Failures of the shared store, by kind."
-        yield counters("sharing_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))
+        yield counters("peering_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))
 
 
 class States(Collector):
@@ -274,14 +274,14 @@ class States(Collector):
         text = "Blocks restored from before this router's start, by source of the knowledge."
         yield gauge("snapshot_restored_blocks", text, ("source",), [((name,), float(blocks[name])) for name in blocks])
         text = "Replicas with saved state from before this router's start, by outcome of its restoration."
-        yield gauge("state_replicas", text, ("result",), [((name,), float(replicas[name])) for name in replicas])
+        yield gauge("snapshot_replicas", text, ("result",), [((name,), float(replicas[name])) for name in replicas])
         text = "Writes of the file in which this router saves its state, by result."
-        yield counters("state_writes", text, "result", ((name, files.get(name, 0)) for name in ("ok", "failed")))
+        yield counters("snapshot_writes", text, "result", ((name, files.get(name, 0)) for name in ("ok", "failed")))
         there = found is not None and found.age_s is not None
         text = "Size of the saved-state file in bytes."
-        yield gauge("state_bytes", text, (), [((), float(found.bytes))] if found is not None and there else [])
+        yield gauge("snapshot_bytes", text, (), [((), float(found.bytes))] if found is not None and there else [])
         text = "Time since the saved-state file was written."
-        yield gauge("state_age_seconds", text, (), [((), found.age_s)] if found is not None and there else [])
+        yield gauge("snapshot_age_seconds", text, (), [((), found.age_s)] if found is not None and there else [])
 
 
 MESSAGE_KINDS = ("said", "heard", "bad", "ignored", "other_release", "unauthenticated", "replayed", "strangers")
