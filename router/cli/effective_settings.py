@@ -8,7 +8,6 @@ The sources are `default`, `file`, `environment` and `flag`. Secrets, and user n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ import msgspec
 from router.config.schema import SECRETS, Settings, field_keys, get_setting
 
 MASK = "***"
-_USER_INFO = re.compile(r"(://)[^/@\s]++(?=@)")
 
 
 def render(settings: Settings, sources: Mapping[str, str]) -> str:
@@ -41,7 +39,14 @@ def _mask(key: str, value: Any) -> Any:  # noqa: ANN401 - any setting
     if key in SECRETS:
         return MASK if value else value
     if isinstance(value, str):
-        return _USER_INFO.sub(rf"\1{MASK}", value)
+        return _mask_user(value)
     if isinstance(value, tuple):
-        return [_USER_INFO.sub(rf"\1{MASK}", each) for each in value]
+        return [_mask_user(each) for each in value]
     return value
+
+
+def _mask_user(text: str) -> str:
+    """Return a URL with its user name and password masked, and any other text as it is."""
+    scheme, separator, rest = text.partition("://")
+    user, at, host = rest.partition("@")
+    return f"{scheme}{separator}{MASK}@{host}" if at and "/" not in user else text

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from router.cli.config_loader import load
+from router.cli.effective_settings import render
 from router.cli.main import main
-from router.config.schema import SECRETS, field_keys
+from router.config.schema import SECRETS, Settings, TokenSettings, field_keys
 
 SECRET = "s3cret" * 8
 
@@ -60,6 +61,14 @@ def test_secrets_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = shown(capsys)
     assert "s3cret" not in text
     assert text.count('"***"  # flag') == len(keys)
+
+
+def test_users_in_urls_are_masked() -> None:
+    """A URL is shown without its user and password; a name with a revision is no URL."""
+    settings = Settings(replicas=("http://user:pw@a:1", "http://a/x@y"), tokens=TokenSettings(sources=("m=org/m@1",)))
+    text = render(settings, {})
+    assert '["http://***@a:1","http://a/x@y"]' in text
+    assert '["m=org/m@1"]' in text
 
 
 def test_an_invalid_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
