@@ -134,8 +134,7 @@ class Watched:
     """A World whose Router explains."""
 
     def __init__(self, ids: str = "a", policy: str = "warm", **more: Any) -> None:
-        self.world = World(ids, policy, **more)
-        self.world.router.explainer = explainer()
+        self.world = World(ids, policy, explainer=explainer(), **more)
         for id_ in ids:
             self.world.router.observe_load(id_, Load(block_tokens=16))
 

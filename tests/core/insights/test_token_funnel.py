@@ -37,8 +37,7 @@ Places = dict[TokenFate, int]
 
 def watched(ids: str = "a", policy: str = "warm", *, blocks_max: int = 4_096) -> World:
     """A World whose Router explains."""
-    world = World(ids, policy, blocks_max=blocks_max)
-    world.router.explainer = Explainer(100_000, replay_window_s=WINDOW_S)
+    world = World(ids, policy, blocks_max=blocks_max, explainer=Explainer(100_000, replay_window_s=WINDOW_S))
     for id_ in ids:
         world.router.observe_load(id_, Load(block_tokens=16))
     return world
@@ -218,8 +217,8 @@ def behind_the_gpu() -> Places:
     block, tokens = 16, 2_000
     ids = array("I", range(tokens + 10)).tobytes()
     hashes = list(range(1, tokens // block + 1))
-    router = router_of("a", load_guesses={CPU: LoadModel(floor_ms=1.0, per_token_ms=0.001)})
-    router.explainer = Explainer(100_000, replay_window_s=WINDOW_S)
+    guesses = {CPU: LoadModel(floor_ms=1.0, per_token_ms=0.001)}
+    router = router_of("a", load_guesses=guesses, explainer=Explainer(100_000, replay_window_s=WINDOW_S))
     router.knowledge.set_untokenizable("a", "")
     router.knowledge.grade("a", Confidence.EXACT, "joined", 0.0)
     router.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=block))
@@ -235,8 +234,7 @@ def behind_the_gpu() -> Places:
 
 def sent_by_another() -> Places:
     """Work waits at the only holder, whose memory sends the prompt to another replica."""
-    fleet = TieredFleet("ab")
-    fleet.router.explainer = Explainer(100_000, replay_window_s=WINDOW_S)
+    fleet = TieredFleet("ab", explainer=Explainer(100_000, replay_window_s=WINDOW_S))
     for name in "ab":
         fleet.router.set_p2p_address(name, f"{name}:5710")
     fleet.says("a", "GPU", "CPU")

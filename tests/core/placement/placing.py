@@ -9,6 +9,7 @@ from typing import Any
 
 from router.core.dialects import OPENAI
 from router.core.fleet.lease import Lease
+from router.core.insights.breakdown import Explainer
 from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -36,9 +37,20 @@ def chat(*turns: str, system: str = "", **fields: Any) -> RequestSpec:
 class World:
     """All replicas are fit and serve MODEL."""
 
-    def __init__(self, ids: Sequence[str] = "abcd", policy: str = "warm", *, blocks_max: int = 4_096) -> None:
+    def __init__(
+        self,
+        ids: Sequence[str] = "abcd",
+        policy: str = "warm",
+        *,
+        blocks_max: int = 4_096,
+        explainer: Explainer | None = None,
+    ) -> None:
         self.router = Router(
-            POLICIES[policy](), index_bytes_max=1 << 26, remembered_prompts_max=1_000, default_cache_blocks=blocks_max
+            POLICIES[policy](),
+            index_bytes_max=1 << 26,
+            remembered_prompts_max=1_000,
+            default_cache_blocks=blocks_max,
+            explainer=explainer,
         )
         self.now_s = 1_000.0
         ready(self.router, ids, MODEL)
