@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,7 @@ import trustme
 
 from router.peering import peer_link, peers, publisher
 from router.peering.clients import TlsFiles
+from router.peering.message_receiver import STATE_EVERY_S
 from router.peering.publisher import HEARTBEAT_S, URGENT_GAP_S
 from router.peering.redis_store import open_session
 from router.peering.session import ZERO_ID
@@ -125,6 +126,7 @@ async def test_a_router_that_has_missed_messages_reads_the_state(what: str, monk
     router takes their place."""
     monkeypatch.setattr(peer_link, "READ_GAP_S", 0.3)
     monkeypatch.setattr(peer_link, "ECHO_TIMEOUT_S", 60.0)
+    lost = ["XTRIM", "warmroute:{f}:messages", "MAXLEN", "0"] if what == "trimmed" else ["FLUSHALL"]
     async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
         await until(lambda: a.link.routers == b.link.routers == 2)
         begun = len(a.core.restored), len(b.core.restored)
@@ -132,10 +134,11 @@ async def test_a_router_that_has_missed_messages_reads_the_state(what: str, monk
             while begun == (len(a.core.restored), len(b.core.restored)):
                 a.core.to_say = [b"lost"]
                 a.link.changed()
-                await server.ask(
-                    *(("XTRIM", "warmroute:{f}:messages", "MAXLEN", "0") if what == "trimmed" else ["FLUSHALL"])
-                )
-                await asyncio.sleep(0.05)
+                await server.ask(*lost)
+                # The states are in the store again within a second. Then another message is lost, if this one was read.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(3 * STATE_EVERY_S):
+                        await until(lambda: begun != (len(a.core.restored), len(b.core.restored)))
         await until(lambda: a.link.routers == b.link.routers == 2)
         assert not a.link.counts["interruptions"]
 
