@@ -22,7 +22,7 @@ OBJECTS_MAX, DEPTH_MAX = 1 << 20, 1_000  # objects within one record, and their 
 DAMAGED = (OSError, EOFError, zlib.error)  # errors of a damaged file; zstandard's own becomes an OSError
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _OPEN = b'"\\{'
-# A JSON array of objects, or an object whose first line has nothing but its bracket.
+# A JSON array of objects, or an object with nothing but its bracket in the first line.
 _NO_LINES = re.compile(rb"\s*+(?:\[\s*+[{\]]|[\[{]\s*?\n)")
 _OUTSIDE_STRING = re.compile(rb'[^"{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}]*+)*+', re.DOTALL)
 _WITHIN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)

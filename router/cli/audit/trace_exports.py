@@ -21,7 +21,7 @@ from router.core.prompts.json_fields import UNREADABLE
 
 Attributes = dict[str, Any]
 
-# Operations of agents, whose spans repeat the prompts of the model's spans within them.
+# Operations of agents: their spans repeat the prompts of the model's spans within them.
 _OTHER_OPERATIONS = frozenset(("invoke_agent", "create_agent", "execute_tool", "invoke_workflow"))
 _MESSAGE_EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 _FLAT = re.compile(r"(\d{1,6})\.(?:(\w+)\.(\d{1,6})\.)?(\w+)")
