@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"python3 (measure|kernels/transfers)\.py": "needs a GPU",
     r"python -m loadtest (kernels|transfers)": "reads a file of the clone; tests/loadtest/kernels has it",
     r"docker|helm|kubectl|cosign|gh": "needs Docker, a cluster or a registry; tests/k8s and tests/supply have them",
+    r"psql": "needs the database of another gateway",
     r"vllm|python -m sglang": "needs an engine; tests/real has both",
     r"pip|python3 -m venv|python -m tests\.envoy\.install": "installs from the network",
     r"make": "takes minutes; what a target is called is checked with all commands",

@@ -66,7 +66,8 @@ async def test_routers_of_one_fleet_stay_together_while_it_is_exchanged(monkeypa
         await until(lambda: len(peers[b.link.origin].replicas & _numbers(b)) == 2)
         heard = a.link.counts["heard"]
         await until(lambda: a.link.counts["heard"] > heard + 4)
-        assert (a.link.routers, b.link.routers, a.link.strangers()) == (2, 2, [])
+        assert a.link.strangers() == b.link.strangers() == []
+        await until(lambda: a.link.routers == b.link.routers == 2)  # on a busy machine one may be silent for a moment
 
 
 def _numbers(one: OneRouter) -> frozenset[int]:
