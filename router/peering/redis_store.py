@@ -72,29 +72,31 @@ class RedisSession:
     async def add(self, message: bytes) -> StreamId:
         """Add a message to the stream that all routers read. Returns its id."""
         try:
-            said = await self._try(
+            reply = await self._try(
                 self._client.xadd, self._messages, {MESSAGE: message}, maxlen=MESSAGES_MAX, approximate=True
             )
         except StoreFailed as failed:
             if NO_MORE_IDS in failed.text:
                 await self._try(self._client.delete, self._messages)
             raise
-        return _checked(_id_of, said)
+        return _checked(_id_of, reply)
 
     async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
         places = {self._messages: _text_of(messages_at), self._owners: _text_of(owners_at)}
-        said = await self._try(self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S)
-        return _checked(self._page, said, messages_at, owners_at)
+        reply = await self._try(
+            self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S
+        )
+        return _checked(self._page, reply, messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
         """Return the next owners after this id, without a wait."""
-        said = await self._try(self._client.xread, {self._owners: _text_of(owners_at)}, count=OWNERS_READ_MAX)
-        return _checked(self._page, said, owners_at, owners_at)
+        reply = await self._try(self._client.xread, {self._owners: _text_of(owners_at)}, count=OWNERS_READ_MAX)
+        return _checked(self._page, reply, owners_at, owners_at)
 
-    def _page(self, said: Any, messages_at: StreamId, owners_at: StreamId) -> Page:  # noqa: ANN401 - any reply
+    def _page(self, reply: Any, messages_at: StreamId, owners_at: StreamId) -> Page:  # noqa: ANN401 - any reply
         messages, owners = list[tuple[StreamId, bytes]](), list[Entry]()
-        for key, entries in said or ():
+        for key, entries in reply or ():
             for text, fields in entries:
                 id_ = _id_of(text)
                 if key == self._messages.encode():
@@ -111,8 +113,8 @@ class RedisSession:
         """Store owners of stored responses, about `owners_max` in all; the oldest are dropped."""
         pipe = self._client.pipeline(transaction=False)
         for owner, mark in entries:
-            said = dict(zip(FIELDS if mark else FIELDS[:-1], (*owner, mark) if mark else owner, strict=True))
-            pipe.xadd(self._owners, said, maxlen=owners_max, approximate=True)
+            reply = dict(zip(FIELDS if mark else FIELDS[:-1], (*owner, mark) if mark else owner, strict=True))
+            pipe.xadd(self._owners, reply, maxlen=owners_max, approximate=True)
         try:
             await self._try(pipe.execute)
         except StoreFailed as failed:
@@ -127,8 +129,8 @@ class RedisSession:
         pipe = self._client.pipeline(transaction=False)
         pipe.set(f"{self._base}state:{router}", state, px=int(for_s * 1_000))
         pipe.sadd(self._routers, router)
-        said = await self._try(pipe.execute)
-        return _checked(lambda: bool(said[1] == 1))
+        reply = await self._try(pipe.execute)
+        return _checked(lambda: bool(reply[1] == 1))
 
     async def states(self) -> AsyncGenerator[bytes, None]:
         """Yield the state of each router, this one included. A router without a state is no longer listed."""
@@ -162,10 +164,12 @@ class RedisSession:
         """Remove and return the next parcel; None if none comes in time."""
         key = self._base + key
         wait_s = min(wait_s, BLOCK_S)
-        said = await self._try(self._client.xread, {key: "0"}, count=1, block=int(wait_s * 1_000) or 1, within_s=wait_s)
-        if not said:
+        reply = await self._try(
+            self._client.xread, {key: "0"}, count=1, block=int(wait_s * 1_000) or 1, within_s=wait_s
+        )
+        if not reply:
             return None
-        id_, parcel = _checked(lambda: (said[0][1][0][0], bytes(said[0][1][0][1][MESSAGE])))
+        id_, parcel = _checked(lambda: (reply[0][1][0][0], bytes(reply[0][1][0][1][MESSAGE])))
         await self._try(self._client.xdel, key, id_)
         return parcel
 
