@@ -78,6 +78,11 @@ class PrefillExports:
     def __len__(self) -> int:
         return len(self._legs)
 
+    @property
+    def reserved(self) -> int:
+        """Number of decode engines' requests with memory reserved for a prefill that has not been requested here."""
+        return len(self._early)
+
     def __contains__(self, id_: object) -> bool:
         return id_ in self._legs
 

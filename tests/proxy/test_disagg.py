@@ -226,6 +226,43 @@ async def test_blocks_behind_a_connection_that_was_closed_are_freed() -> None:
         assert it.engines.links[0].legs.expired == 0
 
 
+@pytest.mark.inside
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_prefill_stage_on_a_closed_connection_strands_no_room(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake's decode engine has reserved memory under the transfer id when the prefill engine closes an idle
+    connection unread. The stage is sent again with this id, even if the client has left, so that the blocks come."""
+    monkeypatch.setattr("router.http.upstream.STALE_S", 60.0)
+    async with fleet(KvConnector.MOONCAKE) as it:
+        stop_clocks(it.engines)
+        prefill, decode = it.engines.links
+        assert (await ask(it.http.url))[0] == 200
+        arrived, go_on = 0, asyncio.Event()
+
+        async def closes(of: Role, moment: Moment) -> None:
+            nonlocal arrived
+            if (of, moment) != (Role.PREFILL, Moment.ARRIVED):
+                return
+            arrived += 1
+            await go_on.wait()
+            if arrived == 1:
+                raise asyncio.CancelledError  # the connection is closed without a word
+
+        for link in it.engines.links:
+            link.trip = closes
+        asking = asyncio.create_task(ask(it.http.url, prompt=f"another {PROMPT}"))
+        await until(lambda: (arrived, decode.waiting) == (1, 1))
+        if leaves:
+            asking.cancel()
+            await until(lambda: it.http.proxy.in_flight == decode.waiting == 0)
+        go_on.set()
+        assert leaves or (await asking)[0] == 200
+        await it.idle()
+        assert (arrived, len(it.placer.placed), it.placer.failures) == (2, 2, [])
+        assert (len(prefill.legs), prefill.legs.reserved, prefill.legs.stranded) == (0, 0, 0)
+
+
 async def test_an_error_of_whoever_computes_alone_is_its_own() -> None:
     """NIXL's prefill leg named no blocks, so the decoding engine had none to fetch: where its stream begins with an
     error it is blamed, and no pair is."""

@@ -76,6 +76,10 @@ async def test_a_leg_that_fails_is_made_good_by_another_pair(
             assert (status, done) == (200, [role])
             assert '"error"' not in body
             await it.idle()
+            if act is _breaks and handshake is KvConnector.MOONCAKE and role is Role.PREFILL:
+                # The connection had been used: the stage is sent again in place, for blocks that are waited for.
+                assert len(it.placer.placed[before:]) == 1
+                continue
             first, second = it.placer.placed[before:]  # and no third
             alone = role is Role.DECODE and act is _fails and handshake is not KvConnector.SGLANG
             assert all(first)
@@ -84,7 +88,8 @@ async def test_a_leg_that_fails_is_made_good_by_another_pair(
             replica, kind = it.placer.failures[-1]
             assert replica == first[at]
             assert kind.startswith("prefill_") is (role is Role.PREFILL)
-        assert len(it.placer.failures) == 3
+        resent = handshake is KvConnector.MOONCAKE and role is Role.PREFILL
+        assert len(it.placer.failures) == 3 - resent
 
 
 @pytest.mark.parametrize("handshake", KvConnector)

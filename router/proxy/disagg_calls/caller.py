@@ -24,7 +24,8 @@ this.
 
 Mooncake's decode engine reserves memory for requested blocks until they have arrived, or for 480 s, even if the request
 is aborted. An aborted prefill sends no blocks (vLLM 0.32, mooncake_connector.py `record_send_reqs`). If a client
-leaves, a decode stage that was sent is therefore closed, and its prefill stage runs to its end.
+leaves, a decode stage that was sent is therefore closed, and its prefill stage runs to its end. For the same reason a
+prefill stage on a connection that its engine has closed as idle is sent again in place, with the same transfer id.
 """
 
 from __future__ import annotations
@@ -376,6 +377,9 @@ class DisaggCaller:
             line for line in split.lines if line[:16].lower() != b"accept-encoding:"
         ]  # the router reads the answer
         came = await self._call_upstream(leg.replica, question, lines, body, whole=True, fresh=split.fresh)
+        if isinstance(came, StaleConnection) and leg.handshake is KvConnector.MOONCAKE:
+            # This engine has not read the request, but the decode engine may have reserved memory for its blocks.
+            came = await self._call_upstream(leg.replica, question, lines, body, whole=True, fresh=True)
         if isinstance(came, UpstreamResponse) and came.status >= 500:
             return EngineFailed(came)
         return came
