@@ -79,8 +79,8 @@ class History:
     async def _ask(
         self, router: int, tenant: Tenant, method: str, path: str, body: object = None
     ) -> tuple[int, dict[str, object]] | None:
-        """Return status and response; None if the router was stopped or killed in the meantime, which excuses any
-        failure."""
+        """Return status and response; None if the router was stopped or killed after it was chosen, which excuses any
+        failure. An odd number of changes means that it was stopped or killed between the choice and this call."""
         before, url = self._changes[router], self._routers[router].url + path
         found: tuple[int, dict[str, object]] = 0, {}
         try:
@@ -88,7 +88,7 @@ class History:
                 found = response.status, await response.json()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             found = 0, {"error": f"{type(error).__name__} at {path}"}
-        if self._changes[router] != before:
+        if before % 2 or self._changes[router] != before:
             self.requests["excused"] += 1
             return None
         self.requests[str(found[0])] += 1

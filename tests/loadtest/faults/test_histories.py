@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.common import rivals
+from loadtest.common.networks import Network
 from loadtest.faults.bench import Bench, Scale
+from loadtest.faults.histories.fleet import HistoryRouter, Stores
 from loadtest.faults.histories.model import HOUR_S, SETTLED_S, Model, excess
 from loadtest.faults.histories.rows import histories
+from loadtest.faults.histories.run import OWNERS, History
 
 
 def served(count: int, every_s: float, start_s: float = 0.0) -> list[float]:
@@ -74,6 +79,21 @@ def test_what_a_living_router_knows_all_must_know(fault: str) -> None:
     assert [each.id for each in model.due_everywhere()] == ([] if fault == "killed" else ["a"])
     model.on_read_at_end("a", "acme", 2, 404)
     assert list(model.anomalies) == ["a response that a router does not know in the end"]
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize(("changes", "excused"), [(0, False), (1, True), (2, False)])
+async def test_a_request_to_a_router_that_was_killed_since_its_choice_is_excused(
+    tmp_path: Path, changes: int, excused: bool
+) -> None:
+    """Nothing listens at this router. That excuses a request if the router was killed before the request was sent, but
+    not if nobody killed it, or if it was restarted since."""
+    async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+        router = HistoryRouter(0, tmp_path, [], 0.0, Network(0))
+        history = History([router], Stores(stack, tmp_path), [], http, seed=1)
+        history._changes[0] = changes
+        answer = await history._ask(0, OWNERS[0], "GET", "/v1/models")
+        assert (answer is None) is excused
 
 
 @pytest.mark.long
