@@ -19,6 +19,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -90,14 +91,28 @@ class Hit:
     text: str
 
 
-def passages_of_python(path: Path) -> Iterator[Passage]:
+def definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The module, and all classes and functions, without a look into expressions, which are most of a tree."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
+            yield from definitions(child)
+
+
+@cache
+def passages_of_python(path: Path) -> tuple[Passage, ...]:
     """The docstrings and comments of a Python file; consecutive comment lines are one passage."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield Passage(path, node.body[0].lineno, docstring, is_docstring=True)
+    docstrings = [
+        Passage(path, node.body[0].lineno, docstring, is_docstring=True)
+        for node in definitions(ast.parse(text))
+        if (docstring := ast.get_docstring(node))
+    ]
+    return (*docstrings, *(_comments(path, text) if "#" in text else ()))
+
+
+def _comments(path: Path, text: str) -> Iterator[Passage]:
     block: list[str] = []
     begin = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -137,10 +152,10 @@ def passages(paths: Sequence[Path]) -> Iterator[Passage]:
 def messages_of_python(path: Path) -> Iterator[Passage]:
     """The string literals of a Python file with at least four words, except docstrings. An expression in an f-string
     is a space."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if id(node) in skipped or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -173,7 +188,7 @@ def callables(paths: Sequence[Path]) -> Iterator[tuple[Path, int, str]]:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             if file.suffix != ".py":
                 continue
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in definitions(ast.parse(file.read_text(encoding="utf-8"))):
                 if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("__"):
                     continue
                 if not any(ast.unparse(each).endswith(("property", "setter")) for each in node.decorator_list):

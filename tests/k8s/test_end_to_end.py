@@ -60,8 +60,8 @@ def labels_of(settings: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def fleet(folder: Path, routers: int = 1, *, pods: int, options: tuple[str, ...] = ()) -> AsyncIterator[Any]:
-    """A cluster with so many pods, and so many gateways that know them."""
-    file = written(folder, *options)
+    """A cluster with so many pods, and so many gateways that know them, without a store."""
+    file = written(folder, "--set", "valkey.enabled=false", *options)
     async with cluster(labels_of(file)) as made, AsyncExitStack() as stack:
         kubeconfig = made.api.kubeconfig(folder, tools.NAMESPACE)
         gateways, there = await asyncio.gather(
@@ -281,7 +281,13 @@ def command_of(documents: list[tools.Document], url: str) -> list[str]:
     (pod,) = (d for d in documents if d["metadata"].get("annotations", {}).get("helm.sh/hook") == "test")
     (container,) = pod["spec"]["containers"]
     words = [*container.get("command", []), *container.get("args", [])]
-    (service,) = (d for d in documents if d["kind"] == "Service" and d["spec"].get("clusterIP") != "None")
+    (service,) = (
+        d
+        for d in documents
+        if d["kind"] == "Service"
+        and d["spec"].get("clusterIP") != "None"
+        and not d["metadata"]["name"].endswith("valkey")
+    )
     port = service["spec"]["ports"][0]["port"]
     name = service["metadata"]["name"]
     found = [word for word in words if name in word]
