@@ -74,6 +74,7 @@ def test_the_search_climbs_to_what_is_slow(folder: Path, monkeypatch: pytest.Mon
     assert [each.call.name for each in clock.replayed(target, file)] == ["pairs"]
 
 
+@pytest.mark.long
 def test_every_kept_recipe_is_within_the_counts() -> None:
     """Recipes of slow inputs that were found stay, and cost few lines of Python and bytes for each byte."""
     names = {folder.name for folder in grown.RECIPES.iterdir()}

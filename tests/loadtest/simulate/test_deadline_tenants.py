@@ -66,9 +66,17 @@ def alone() -> tuple[int, float, float]:
     return figures(run(prompts(), None)[0])
 
 
+DEADLINES = [
+    pytest.param(2, 1, 0.05, marks=pytest.mark.long),
+    (2, 1, 1.0),
+    pytest.param(20, 2, 1.0, marks=pytest.mark.long),
+    (1, 1, 0.3),
+]
+
+
 @pytest.mark.finding("2026-11-28/2")
 @pytest.mark.promise("A tenant's short or rare deadlines have no other tenant's request turned away.", "tenants")
-@pytest.mark.parametrize(("every_s", "at_once", "within_s"), [(2, 1, 0.05), (2, 1, 1.0), (20, 2, 1.0), (1, 1, 0.3)])
+@pytest.mark.parametrize(("every_s", "at_once", "within_s"), DEADLINES)
 def test_a_few_deadlines_of_one_tenant_cost_another_next_to_nothing(
     every_s: float, at_once: int, within_s: float
 ) -> None:
