@@ -282,23 +282,26 @@ class RequestParser:
         must_read = tenant is not None or self._splits
         opaque = is_opaque(request, must_read=must_read)
         aside = request.body_bytes >= self._limits.offload_bytes_min
-        reading = ParseContext(  # arguments by position, which is faster (core/placement/router.py)
-            dialect,
-            tenant,
-            not request.path.startswith(STORED),
-            tenant is not None and tenant.models is not None,
-            self._repairs_wanted if tenant is None else tenant.normalize_tools,
-            self._insights.history_policy if tenant is None else tenant.history_policy,
-            dialect is not None and self._tokens is not None and self._placer.wants_token_ids(),
-            self._limits.json_depth_max,
-            self._limits.json_parts_max,
-            self._limits.json_values_max,
-            partial(tenant_isolation.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None,
-            self._placer,
-            self._seen_aside if aside else self._seen,
-            self._repairs_aside if aside else self._repairs,
-            self._parse_thread if aside else None,
-            self._aside_lock,
+        salt = None
+        if tenant is not None and tenant.isolated:
+            salt = partial(tenant_isolation.tenant_salt, self._secret, tenant.name)
+        reading = ParseContext(
+            dialect=dialect,
+            tenant=tenant,
+            model_required=not request.path.startswith(STORED),
+            model_certain=tenant is not None and tenant.models is not None,
+            repairs_wanted=self._repairs_wanted if tenant is None else tenant.normalize_tools,
+            append_only=self._insights.history_policy if tenant is None else tenant.history_policy,
+            keep=dialect is not None and self._tokens is not None and self._placer.wants_token_ids(),
+            depth_max=self._limits.json_depth_max,
+            parts_max=self._limits.json_parts_max,
+            values_max=self._limits.json_values_max,
+            salt=salt,
+            placer=self._placer,
+            seen=self._seen_aside if aside else self._seen,
+            repairs=self._repairs_aside if aside else self._repairs,
+            thread=self._parse_thread if aside else None,
+            lock=self._aside_lock,
         )
         reading.passes_unread, reading.opaque = not must_read, opaque
         if (ttft_ms := ttft_ms_of(request, caller)) is not None:
@@ -402,16 +405,15 @@ class RequestParser:
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
         asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
         asks = asks and should_request_usage(self._api.ask_usage, self._placer, wanted.model, metered=metered)
-        question = ProxiedRequest(  # arguments by position, which is faster (core/placement/router.py)
-            request,
-            self.forwarding.lines(request, request_id),
-            body,
-            dialect or dialect_of(request.path),
-            wanted,
-            asks,
-            how.tenant is None or how.tenant.receipts,
-            None,
-            metered,
+        question = ProxiedRequest(
+            request=request,
+            lines=self.forwarding.lines(request, request_id),
+            body=body,
+            dialect=dialect or dialect_of(request.path),
+            wanted=wanted,
+            asks_usage=asks,
+            receipts=how.tenant is None or how.tenant.receipts,
+            metered=metered,
         )
         if asks:
             question.stream_options = ask.stream_options
@@ -439,17 +441,16 @@ def _build_placement_request(
     """Return the data for placement, without the model, tokens, comparison result and conversation. `hint` is the ring
     key; None for a key from the prompt."""
     path = request.path
-    return PlacementRequest(  # arguments by position, which is faster (core/placement/router.py)
-        ask,
-        None,
-        chain,
-        ring_key(ask, chain, hint, body),
-        None,
-        0 if path in NO_PREFILL_PATHS else len(body) // BYTES_PER_TOKEN,
-        path.removeprefix(STORED).partition("/")[0] if path.startswith(STORED) else ask.response_id,
-        caller.name,
-        caller.priority,
-        len(body),
+    return PlacementRequest(
+        ask=ask,
+        model=None,
+        chain=chain,
+        ring_key=ring_key(ask, chain, hint, body),
+        body_tokens=0 if path in NO_PREFILL_PATHS else len(body) // BYTES_PER_TOKEN,
+        response_id=path.removeprefix(STORED).partition("/")[0] if path.startswith(STORED) else ask.response_id,
+        tenant=caller.name,
+        priority=caller.priority,
+        body_bytes=len(body),
     )
 
 

@@ -59,7 +59,6 @@ from router.telemetry.tracing import Tracer
 log = logging.getLogger(__name__)
 
 SILENT = Outcome(EndReason.REFUSED_BY_ENGINE)  # outcome of a lease after its stream fell silent
-_OK = EndReason.OK  # looking up an enum's member costs as much as a call
 
 
 class Proxy:
@@ -191,13 +190,15 @@ class Proxy:
             if (status := dialect.event_error(answer.head)) is not None:  # a stream that is not judged at its end
                 return Outcome(errors.ending_of(status, answer.head))
             usage = self._validated_usage(dialect.stream_usage(relay.tail), call, relay.bytes)
-            return Outcome(_OK, usage, relay.events if usage is not None else _estimate_output_tokens(call, relay))
+            events = relay.events if usage is not None else _estimate_output_tokens(call, relay)
+            return Outcome(EndReason.OK, usage, events)
         # An answer that was not buffered whole was relayed, and has its usage at the end.
         size, end = (len(answer.head), answer.head) if relay is None else (relay.bytes, relay.tail)
         usage = self._validated_usage(dialect.usage(end), call, size)
         if usage is not None or not question.metered:
-            return Outcome(_OK, usage)
-        return Outcome(_OK, None, estimate_body_tokens(end) if relay is None else estimate_stream_tokens(relay))
+            return Outcome(EndReason.OK, usage)
+        tokens = estimate_body_tokens(end) if relay is None else estimate_stream_tokens(relay)
+        return Outcome(EndReason.OK, None, tokens)
 
     def _delivered_tokens(self, call: UpstreamCall, relay: Relay) -> int:
         """Return the number of tokens that were delivered before the client left. Engines may have counted them in each
@@ -329,7 +330,7 @@ class Proxy:
         """Learn from a stream if its replica sends usage without a request for it."""
         question, unasked = call.question, relay.usage_unasked
         if not unasked:
-            if question.usage_asked or relay.ending is not _OK or outcome is None:
+            if question.usage_asked or relay.ending is not EndReason.OK or outcome is None:
                 return
             unasked = outcome.usage is not None or question.dialect.stream_usage(relay.tail) is not None
         self._usage.learn(question, call.lease.replica, unasked=unasked)
@@ -362,7 +363,7 @@ class Proxy:
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
             first_s = None if record.continued[0] else lease.first_token_s
-            if first_s is not None and relay.events > 2 and outcome.ending is _OK:
+            if first_s is not None and relay.events > 2 and outcome.ending is EndReason.OK:
                 # The time of the last event is taken from the end of the stream, since events are not timed one by one.
                 record.inter_token_s = (now_s - first_s) / (relay.events - 1)
 

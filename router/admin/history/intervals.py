@@ -46,10 +46,6 @@ _COUNTED = (
     _PROMPT, _COMPLETION, _PREDICTED, _HIT, _GENUINE, _REPLAY,
     _VERIFIED, _VERIFIED_HIT, _VERIFIED_PREDICTED,
 ) = range(len(_COUNTED))  # fmt: skip
-_OK, _CLIENT_LEFT = (
-    EndReason.OK.value,
-    EndReason.CLIENT_LEFT.value,
-)  # looking up an enum's member costs as much as a call
 
 
 class Intervals:
@@ -154,17 +150,18 @@ class Intervals:
 
 def _outcome(status: int, ending: str) -> int:
     """Return the count that a request's end belongs to, in addition to the count of all requests."""
-    if status == 200 and ending == _OK:
+    if status == 200 and ending == EndReason.OK.value:
         return _ANSWERED
     if status == 429:
         return _SHED
-    if status == 499 or ending == _CLIENT_LEFT:  # nginx's code for a client that left before its answer began
+    # 499 is nginx's code for a client that left before its answer began.
+    if status == 499 or ending == EndReason.CLIENT_LEFT.value:
         return _LEFT
     if status >= 500:
         return _ERRORS_5XX
     if status >= 400:
         return _ERRORS_4XX
-    return _ANSWERED if ending == _OK else _BROKEN
+    return _ANSWERED if ending == EndReason.OK.value else _BROKEN
 
 
 # -- adding up -----------------------------------------------------------------------------------------------------

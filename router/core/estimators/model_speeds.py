@@ -104,4 +104,4 @@ class ModelSpeeds:
 
 def _faded_max(known: float, new: float) -> float:
     known *= ANSWER_FADE
-    return known if known > new else new  # noqa: FURB136 - half the time
+    return max(known, new)

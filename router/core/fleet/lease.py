@@ -81,7 +81,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/reque
     @property
     def queued_s(self) -> float:
         """Time at which it took its place in the replica's queue."""
-        return self.effective_start_s if self.effective_start_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
+        return max(self.effective_start_s, self.placed_s)
 
     @property
     def loading_ms(self) -> float:

@@ -34,7 +34,7 @@ PROMPTS_PART = 4  # blocks for each remembered prompt: the prompts of a load tes
 LOST_MAX = 512  # blocks looked up for one prompt; a longer prompt is sampled at even distances
 RATIO_SPREAD = 4  # bytes per token of a part of a prompt are those of the whole prompt, plus or minus a quarter
 
-# An enum's member costs as much as a call to look up.
+# Enum members are slow to look up, and each request is broken down by all of these.
 _DIVERGED, _EVICTED, _SPILLED, _LOST, _IDENTITY = (
     MissReason.DIVERGED, MissReason.EVICTED, MissReason.SPILLED, MissReason.REPLICA_LOST, MissReason.IDENTITY
 )  # fmt: skip
@@ -161,7 +161,7 @@ class Explainer:
             if upto > at:
                 evicted = _count_evicted(receipt.grade, ratio, block_tokens, upto, at, left)
             most = whole if replay else int(known_bytes / ratio)
-            part = (most if most > upto else upto) - at - evicted  # noqa: FURB136 - half the time
+            part = max(most, upto) - at - evicted
             if part <= 0:
                 part = 0
             elif part > block_tokens or part > left - evicted:
@@ -324,7 +324,7 @@ def _apply_actual_usage(miss: TokenBreakdown, total: int, hit: int) -> TokenBrea
         upto += before[reason]
         begin, end = end, upto * rest // left
         if end > begin and end > found:  # a stretch that ends before `found` was a hit, although not predicted
-            misses[reason] = end - (begin if begin > found else found)  # noqa: FURB136 - half the time
+            misses[reason] = end - max(begin, found)
     if found < 0:
         misses[_MISPREDICTED] = -found
         sorted_ = False

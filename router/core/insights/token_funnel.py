@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from router.core.types.cache_misses import MissReason, TokenBreakdown, TokenFate
 
-# An enum's member costs as much as a call to look up.
 _PLACES = {
     MissReason.DIVERGED: TokenFate.REWRITTEN,
     MissReason.EVICTED: TokenFate.EVICTED_HERE,

@@ -114,7 +114,7 @@ def depth(known: dict[int, V], keys: Sequence[int]) -> int:
     while at > 0 and keys[at] not in known:
         high, step = at, step + step
         at -= step
-    low = at if at > 0 else 0  # noqa: FURB136 - half the time
+    low = max(at, 0)
     while high - low > 1:
         middle = (low + high) >> 1
         if keys[middle] in known:

@@ -96,26 +96,26 @@ class LeaseFactory:
         member, blocks_max = self._fleet.members[id_], self._index.capacity(id_)
         # Of a prompt longer than the whole cache, count only the part that fits.
         keys = match.keys if len(match.keys) <= blocks_max else match.keys[:blocks_max]
-        lease = Lease(  # arguments by position: by name it takes three times as long
-            self._next_lease,
-            id_,
-            receipt,
-            now_s,
-            wanted.model or "",
-            ask.stream and not wanted.response_bypasses_router,
-            size.prompt_tokens,
-            receipt.predicted_cached_tokens,
-            credit.tokens if credit is not None and credit.replica == id_ else 0,
-            chosen.uncached_ms,
-            size.prompt_tokens - int(shared_prefix_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token),
-            keys,
-            wanted.chain.end_key if wanted.chain else None,
-            size.text_bytes,
-            ask.output_tokens_max or ANSWER_TOKENS_MAX,
-            wanted.tokens,
-            None if stored is None else stored.get(id_) or self._knowledge.empty(id_),
-            False,
-            max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
+        shared_tokens = int(shared_prefix_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token)
+        lease = Lease(
+            id=self._next_lease,
+            replica=id_,
+            receipt=receipt,
+            placed_s=now_s,
+            model=wanted.model or "",
+            streams=ask.stream and not wanted.response_bypasses_router,
+            prompt_tokens=size.prompt_tokens,
+            cached_tokens=receipt.predicted_cached_tokens,
+            credited_tokens=credit.tokens if credit is not None and credit.replica == id_ else 0,
+            prefill_ms=chosen.uncached_ms,
+            unshared_tokens=size.prompt_tokens - shared_tokens,
+            keys=keys,
+            end_key=wanted.chain.end_key if wanted.chain else None,
+            text_bytes=size.text_bytes,
+            answer_tokens_max=ask.output_tokens_max or ANSWER_TOKENS_MAX,
+            tokens=wanted.tokens,
+            stored=None if stored is None else stored.get(id_) or self._knowledge.empty(id_),
+            stall_ms=max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
         )
         lease.opaque_bytes = size.opaque_bytes
         self._next_lease += 1

@@ -20,7 +20,6 @@ _RETRY, _ONLY, _POLICY, _PULL = (
     PlacementReason.POLICY,
     PlacementReason.PULL,
 )
-_WARM, _COLD = PlacementReason.WARM, PlacementReason.COLD  # looking up an enum's member costs as much as a call
 
 
 def reason_of(
@@ -42,9 +41,9 @@ def reason_of(
         if c.cached_tokens > longest:
             longest = c.cached_tokens
     if not longest:
-        return _COLD
+        return PlacementReason.COLD
     if chosen.cached_tokens == longest:
-        return _WARM
+        return PlacementReason.WARM
     return PlacementReason.TIE if tied else PlacementReason.SPILL
 
 

@@ -60,8 +60,6 @@ from router.core.types.requests import Priority
 
 NEAR = 4  # places on the ring that are considered for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may add to the index
-# Looking up an enum's member costs as much as a call.
-_OK, _LEFT, _ESTIMATED, _LOW = EndReason.OK, EndReason.CLIENT_LEFT, Confidence.ESTIMATED, Priority.LOW
 
 
 class Router:
@@ -369,7 +367,7 @@ class Router:
             if self.watch is not None:
                 self.watch.on_orphaned(lease)
             return
-        ok, left = outcome.ending is _OK, outcome.ending is _LEFT
+        ok, left = outcome.ending is EndReason.OK, outcome.ending is EndReason.CLIENT_LEFT
         late = left and lease.placed_s >= member.breaker.until_s
         late = late and stall_detector.is_late(member, lease, now_s, self._stall_timeout_s)
         if late and self.fleet.waits_for_peer is not None:
@@ -431,7 +429,7 @@ class Router:
         priced = PricedRequest(wanted, scope, members, match, market, candidates, candidates, now_s)
         if wanted.due_s is not None:
             priced.left_ms = (wanted.due_s - now_s) * 1e3
-            priced.may_shed = bound and wanted.priority is _LOW and not exclude
+            priced.may_shed = bound and wanted.priority is Priority.LOW and not exclude
         return priced
 
     def _price_members(
@@ -495,7 +493,7 @@ class Router:
             if match.sources:
                 lasts_ms += self._pull(priced, chosen, receipt)
         receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
-        if wanted.response_bypasses_router and receipt.grade is _ESTIMATED:
+        if wanted.response_bypasses_router and receipt.grade is Confidence.ESTIMATED:
             receipt.grade = Confidence.UNSEEN
         self._receipts.explain(receipt, priced, holder)
         if plan is not None:

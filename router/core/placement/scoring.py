@@ -31,7 +31,7 @@ PRICE_ALL_BELOW = 16  # at most this many replicas are all priced for every requ
 LEAST_LOADED_COUNT, HOLDERS = 6, 6
 SOURCES = 4  # replicas with most of a prompt in CPU memory that are considered as a source of a P2P transfer
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
-_ESTIMATED = Confidence.ESTIMATED  # looking up an enum's member costs as much as a call
+_ESTIMATED = Confidence.ESTIMATED  # looked up once and not for each replica
 
 
 class FleetSurvey(Struct, gc=False):
@@ -168,7 +168,7 @@ class CostModel:
             if member.load.kv_tokens_max:
                 kv_wait_ms, room_ms = kv_pressure(member, match, answer * (beside_ms + own_ms))
             candidates.append(
-                Candidate(  # arguments by position: by name it takes twice as long
+                Candidate(  # arguments by position: by name it takes 0.17 us longer for each replica
                     id_,
                     cached,
                     uncached,
