@@ -47,9 +47,9 @@ def join(router: Router, replicas: int, model: str, load: Load) -> list[str]:
     names = [f"http://10.0.0.{number}:8000" for number in range(replicas)]
     router.replace([Replica(name) for name in names])
     for name in names:
-        router.observe_health(name, ok=True)
-        router.observe_models(name, [ServedModel(model, owned_by="vllm")])
-        router.observe_load(name, load)
+        router.fleet.observe_health(name, ok=True)
+        router.observations.observe_models(name, [ServedModel(model, owned_by="vllm")])
+        router.observations.observe_load(name, load)
     return names
 
 

@@ -71,9 +71,9 @@ class Fleet:
 
     def observe(self, id_: str) -> None:
         """Report the replica as healthy after a first round of probes, and begin its events."""
-        self.router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
-        self.router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
-        self.router.observe_health(id_, ok=True)
+        self.router.observations.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
+        self.router.observations.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), self.now_s)
+        self.router.fleet.observe_health(id_, ok=True)
         if self._exact:
             self.router.knowledge.grade(id_, Confidence.EXACT, "joined at batch 0", self.now_s)
             self._hold(id_, token_ids(self._rng, 4))
@@ -126,7 +126,7 @@ class Fleet:
         """Let all health checks fail twice in a row and recover, three seconds ago."""
         for ok in (False, False, True):
             for id_ in self.ids:
-                self.router.observe_health(id_, ok, "no answer in time", silent=not ok)
+                self.router.fleet.observe_health(id_, ok, "no answer in time", silent=not ok)
         self.finish(self.place(self.prompt(100)))
         self.now_s += 3.0
 

@@ -224,9 +224,9 @@ def _fleet_of(replicas: int, now_s: float) -> Router:
     ids = [f"http://10.0.{number // 250}.{number % 250}:8000" for number in range(replicas)]
     router.replace([Replica(id_) for id_ in ids])
     for id_ in ids:
-        router.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
-        router.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), now_s)
-        router.observe_health(id_, ok=True)
+        router.observations.observe_models(id_, [ServedModel(MODEL, owned_by="vllm")])
+        router.observations.observe_load(id_, Load(0, 0, 0.1, KV_TOKENS, BLOCK_TOKENS, 0.0, 0.0), now_s)
+        router.fleet.observe_health(id_, ok=True)
     return router
 
 

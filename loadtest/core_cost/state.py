@@ -160,7 +160,7 @@ async def _restore_state(spent: Spent, read: list[bytes], known: SeededRouter) -
         parts.take(decode_piece(piece))
         await pace.step()
     for id_, part in parts.parts.items():
-        state, member = part.events(), router.member(id_)
+        state, member = part.events(), router.fleet.member(id_)
         if state is None or member is None or not same_engine(part.replica, member, 1.0)[0]:
             raise CostError(f"{id_} is not taken over")
         await import_state(state, router.knowledge, id_, pace)

@@ -36,8 +36,8 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
     id_ = "http://10.0.0.1:8000"
     router = Router(POLICIES["warm"](), index_bytes_max=1 << 20, remembered_prompts_max=16, default_cache_blocks=16)
     router.replace([Replica(id_, name="serving/vllm-0")])
-    router.observe_models(id_, [ServedModel("m", owned_by="vllm")])
-    router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
+    router.observations.observe_models(id_, [ServedModel("m", owned_by="vllm")])
+    router.observations.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
     router.knowledge.grade(id_, Confidence.CATCHING_UP, "joined late", 0.0)
     for medium in (GPU, "CPU"):
         event = Stored([1], None, bytes(64), 16, "", b"", None, medium, 0, prefix=True)

@@ -195,39 +195,39 @@ class InsightsService:
 
     def _bytes_per_token(self, model: str) -> float:
         """Return the learned bytes per token of this model, or of any served model if this one has no value."""
-        if not self._router.serving(model):
-            model = min(self._router.model_names(), default="")
+        if not self._router.fleet.list_serving(model):
+            model = min(self._router.fleet.model_names(), default="")
         return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
 
     def _advice(self, rows_max: int) -> Rows:
-        model = self._router.prefill_model()
+        model = self._router.fleet.prefill_model()
         return self.ledger.advice(
             rows_max,
             ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,
-            kv_tokens=sum(member.load.kv_tokens_max or 0 for member in self._router.ready()),
+            kv_tokens=sum(member.load.kv_tokens_max or 0 for member in self._router.fleet.ready()),
         )
 
     def _split(self) -> dict[str, Any] | None:
         """Return the replicas with a KV connector for disaggregated prefill, those that prefill first, and their pairs;
         None without such a replica."""
         router, now_s = self._router, self._clock()
-        counts, rows = router.pair_counts(now_s), Rows()
+        counts, rows = router.disaggregator.pair_counts(now_s), Rows()
         for member in router.members:
-            if (found := router.kv_connector_of(member.id)) is not None:
+            if (found := router.disaggregator.connector_of(member.id)) is not None:
                 handshake, _, answers = found
                 row = {"id": member.id, "role": member.replica.role, "handshake": handshake, "answers": answers}
                 rows.append({**row, "pairs": counts.get(member.id) or {"warm": 0, "new": 0, "resting": 0}})
         if not rows:
             return None
         rows.sort(key=lambda row: row["role"] is Role.DECODE)
-        pairs, in_all = router.pairs(PAIRS_SHOWN_MAX, now_s)
+        pairs, in_all = router.disaggregator.list_pairs(PAIRS_SHOWN_MAX, now_s)
         shown = [{**fields_of(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
         return {"replicas": rows, "pairs": shown, "pairs_in_all": in_all}
 
     def _replica(self, member: ReplicaState) -> dict[str, Any]:
         now_s, load = self._clock(), member.load
         index = self._router.index
-        there = self._router.member(member.id) is not None  # false if the replica left between two slices
+        there = self._router.fleet.member(member.id) is not None  # false if the replica left between two slices
         return {
             "id": member.id,
             "name": member.replica.name,

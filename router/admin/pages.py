@@ -105,7 +105,7 @@ class Pages:
     async def _model(self, name: str) -> HttpPage:
         """Return the row of one model. If no replica is known to serve the name, the replicas' models are read again
         first."""
-        if name and self._look is not None and name not in self._router.model_names():
+        if name and self._look is not None and name not in self._router.fleet.model_names():
             await self._look()
         row = self._models().get(name)
         return no_model_page(name) if row is None else json_page(row)
@@ -119,7 +119,7 @@ class Pages:
         """Answer with every replica with health, load, grade and learned speeds, with the freshness of the list by
         source, and with the state of the link to other routers."""
         now_s = self._clock()
-        pairs = self._router.pair_counts(now_s)
+        pairs = self._router.disaggregator.pair_counts(now_s)
         rows = [self._replica(m, now_s) | {"split": self._split(m.id, pairs)} for m in self._router.members]
         sharing, unshared = self._sharing(), self._unshared()
         return json_answer(
@@ -144,7 +144,7 @@ class Pages:
     def _models(self) -> dict[str, Any]:
         """Return a row for each model, as the first engine that serves it writes its own."""
         rows: dict[str, Any] = {}
-        for member in self._router.ready():
+        for member in self._router.fleet.ready():
             for model in member.models.values():
                 if isinstance(rows.get(model.name), msgspec.Raw):
                     continue
@@ -199,7 +199,7 @@ class Pages:
     def _split(self, replica: str, counts: dict[str, dict[str, int]]) -> dict[str, Any] | None:
         """Return the replica's KV connector for disaggregated prefill and its numbers of pairs, for prefill or for
         decode; None without a KV connector."""
-        if (found := self._router.kv_connector_of(replica)) is None:
+        if (found := self._router.disaggregator.connector_of(replica)) is None:
             return None
         handshake, address, answers = found
         return {

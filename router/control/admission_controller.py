@@ -232,7 +232,7 @@ class AdmissionController:
         return owner if matches_address(owner, among) else frozenset()
 
     def _pool(self, request: PlacementRequest) -> Pool:
-        return request.model, self._only(request), self._router.may_split(request)
+        return request.model, self._only(request), self._router.disaggregator.may_plan(request)
 
     def _prompt_tokens(self, request: PlacementRequest) -> int:
         """Estimate the tokens of the prompt, before it is matched."""

@@ -161,7 +161,7 @@ class ControlPlane:
         disagg = self.settings.disagg
         if not disagg.kv_connector:
             return None
-        prober = KvConnectorProber(self.router.set_kv_connector, disagg, self.tls)
+        prober = KvConnectorProber(self.router.disaggregator.set_connector, disagg, self.tls)
         self._stack.push_async_callback(prober.close)
         pairs = parts.pair_warmer(prober, self._engine_key)
         self._stack.push_async_callback(pairs.close)
@@ -241,7 +241,7 @@ class ControlPlane:
         await events.start()
         self._stack.push_async_callback(events.close)
         if s.events.request_full_reports:
-            announcer = EventReplayTrigger(self.router.unannounced, api_key=s.probe.api_key, tls=self.tls)
+            announcer = EventReplayTrigger(self.router.outcomes.unannounced, api_key=s.probe.api_key, tls=self.tls)
             self._stack.push_async_callback(announcer.close)
             self._task(announcer.watch())
 
@@ -285,7 +285,7 @@ class ControlPlane:
                 await asyncio.sleep(0)  # replicas are checked a few at a time, so that requests are served in between
             look += 1
             if not look % LOOKS_A_CHECK:
-                self.router.check(time.monotonic())
+                self.router.observations.check(time.monotonic())
                 self.unshared.check(time.monotonic())
                 self.metrics.check()
                 self.lifecycle.look_for_lost_events(time.monotonic())
@@ -318,7 +318,9 @@ class ControlPlane:
 
     def count_attempt_failure(self, replica: str, kind: str) -> None:
         """Count an attempt that failed. A replica that has left in the meantime no longer has a series."""
-        self.metrics.requests.count_attempt_failure(replica if self.router.member(replica) is not None else None, kind)
+        self.metrics.requests.count_attempt_failure(
+            replica if self.router.fleet.member(replica) is not None else None, kind
+        )
 
     def ready(self) -> bool:
         """True if requests should be sent to this router."""
@@ -349,7 +351,7 @@ class ControlPlane:
         return self.link.status() if self.link is not None else None
 
     def _known_share(self) -> float:
-        return self.router.known_share
+        return self.router.fleet.share
 
     def _peer_names(self) -> list[str]:
         return [name for name, _ in self.link.link.peers()] if self.link is not None else []

@@ -139,7 +139,7 @@ class LocalPlacementService:
 
     def lacks(self, replica: str, model: str) -> None:
         """Record that the replica does not serve this model, even if its list names it."""
-        if self._router.lacks_model(replica, model):
+        if self._router.observations.lacks_model(replica, model):
             fields = {"replica": replica, "model": model}
             log.warning("replica does not serve a model of its list", extra={"event": "model_lost", "fields": fields})
         if self._reread is not None:
@@ -194,7 +194,7 @@ class LocalPlacementService:
 
     def is_valid(self, lease: Lease) -> bool:
         """True if the lease's replica has neither left nor been replaced, and discovery reports it ready."""
-        member = self._router.member(lease.replica)
+        member = self._router.fleet.member(lease.replica)
         return member is not None and member.replica.ready and lease.id in member.leases
 
     def _on_admission_result(self, future: asyncio.Future[Lease], answer: Lease | Exception) -> None:
@@ -219,7 +219,7 @@ class LocalPlacementService:
 
     def note_progress(self, replica: str) -> None:
         """Count a further part of a response as a sign that its replica is alive."""
-        self._router.alive(replica, self._clock())
+        self._router.observations.alive(replica, self._clock())
 
     def set_cooldown(self, replica: str, for_s: float, *, full: bool = False) -> None:
         """Send a replica no request for `for_s`, at most REST_MAX_S. The replica requested this cooldown, or its queue
@@ -229,7 +229,7 @@ class LocalPlacementService:
 
     def report_pull_timeout(self, source: str) -> None:
         """Do not use a replica as a source of P2P KV transfers during a cooldown."""
-        self._router.cooldown_pull_source(source, self._clock() + self._pull_rest_s)
+        self._router.fleet.pulls.rest(source, self._clock() + self._pull_rest_s)
 
     def finish_prefill(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Record the end of a lease's prefill stage."""
@@ -237,15 +237,15 @@ class LocalPlacementService:
 
     def report_pair_failure(self, prefill: str, decode: str) -> None:
         """Require a new warm-up of two replicas before they take another disaggregated request."""
-        self._router.pair_broke(prefill, decode, now_s=self._clock())
+        self._router.disaggregator.pair_broke(prefill, decode, now_s=self._clock())
 
     def has_other_ready(self, tried: frozenset[str]) -> bool:
         """True if a replica is ready that is not among these."""
-        return any(member.id not in tried for member in self._router.usable())
+        return any(member.id not in tried for member in self._router.fleet.usable())
 
     def ready_one(self) -> str | None:
         """Return the first of the replicas that are ready."""
-        return next((member.id for member in self._router.usable()), None)
+        return next((member.id for member in self._router.fleet.usable()), None)
 
     def readiness_summary(self) -> str:
         """Return a text with the number of ready replicas and the reasons why others are not ready. It is made at most

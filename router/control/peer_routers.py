@@ -65,10 +65,10 @@ class PeerSync:
         )
         self.shared_state = SharedState(
             control.admission.quotas,
-            control.router,
+            control.router.fitness,
             control.placer.owners,
             routers_assumed=shared.expected_routers or ROUTERS_ASSUMED,
-            served=control.router.base_models,
+            served=control.router.fleet.base_models,
             clock=time.monotonic,
         )
         self._secrets = _secrets(control.settings.auth)

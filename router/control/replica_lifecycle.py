@@ -113,7 +113,7 @@ class ReplicaLifecycle:
                 event = "replica_listed_ready" if ready else "replica_listed_not_ready"
                 log.info(text, extra={"event": event, "fields": _make_log_fields(by_id[id_])})
                 (self.on_ready if ready else self._frontends.on_replica_removed)(id_)
-            member = self._router.member(id_)
+            member = self._router.fleet.member(id_)
             if self._events is not None and member is not None and member.replica != before[id_]:
                 self._events.update(member.replica)
             if member is not None and self._peer_moved(before[id_], member.replica):
@@ -190,15 +190,15 @@ class ReplicaLifecycle:
     def on_unreachable(self, replica: str) -> None:
         """Handle a replica with a closed port. The server that returns may have another number of ranks."""
         self._frontends.on_replica_unreachable(replica)
-        for id_ in self._router.same_server(replica):
+        for id_ in self._router.fleet.same_server(replica):
             self._warmer.on_connection_refused(id_)
         self._ranks.invalidate(replica)
 
     def on_connection_refused(self, replica: str) -> None:
         """Handle a refused connection, reported by a frontend: all ranks of that server are gone at once."""
-        for id_ in self._router.same_server(replica):
-            if self._router.observe_health(id_, False, "connection refused", proof=True):
-                self._router.forget(id_)
+        for id_ in self._router.fleet.same_server(replica):
+            if self._router.fleet.observe_health(id_, False, "connection refused", proof=True):
+                self._router.observations.forget(id_)
                 self._prober.probe_soon(id_)
                 fields = {"replica": id_, "why": "connection refused"}
                 log.warning("replica fails its health checks", extra={"event": "replica_down", "fields": fields})
@@ -209,7 +209,7 @@ class ReplicaLifecycle:
         down also loses its grade: that is logged at debug level only."""
         before = self._grades.get(replica, Confidence.ESTIMATED)
         self._grades[replica] = grade
-        member = self._router.member(replica)
+        member = self._router.fleet.member(replica)
         level = logging.WARNING if before is Confidence.EXACT else logging.INFO
         if member is not None and not member.ready and grade is Confidence.ESTIMATED:
             level = logging.DEBUG
@@ -221,7 +221,7 @@ class ReplicaLifecycle:
         if self._events is None:
             return
         for id_, since_s, why in self._events.down(now_s - EVENTS_DOWN_S):
-            member = self._router.member(id_)
+            member = self._router.fleet.member(id_)
             if member is not None and member.ready and self._unheard.get(id_) != since_s:
                 self._unheard[id_] = since_s
                 fields = {"replica": id_, "why": why, "for_s": round(now_s - since_s)}

@@ -146,7 +146,7 @@ class SnapshotManager:
         """True if a router that has just started should not serve yet."""
         if self._clock() - self._began_s >= self._settings.readiness_wait_s:
             return False
-        there = self._router.member
+        there = self._router.fleet.member
         return self._expected or any(there(id_) is not None for waits in (self._waiting, self._asked) for id_ in waits)
 
     # -- between routers (router/peering/interfaces.py, SnapshotSource) ------------------------------------------------
@@ -196,7 +196,7 @@ class SnapshotManager:
             self._give_up()
             return
         for id_, waiting in list(self._waiting.items()):
-            member = self._router.member(id_)
+            member = self._router.fleet.member(id_)
             if member is None or not member.health.fit or self._waiting.get(id_) is not waiting:
                 continue
             since_s = max(0.0, self._wall() - waiting.at_s)
@@ -214,7 +214,7 @@ class SnapshotManager:
                 self._record_refusal(id_, why)
 
     async def _take_over(self, id_: str, part: StatePart, since_s: float) -> None:
-        member, pace, blocks = self._router.member(id_), CooperativeBudget(), 0
+        member, pace, blocks = self._router.fleet.member(id_), CooperativeBudget(), 0
         if member is None:
             return
         try:
@@ -255,7 +255,7 @@ class SnapshotManager:
             self._record_refusal(
                 id_,
                 "the replica was not discovered"
-                if self._router.member(id_) is None
+                if self._router.fleet.member(id_) is None
                 else "its engine could not be verified as the same",
             )
         for id_ in list(self._asked):

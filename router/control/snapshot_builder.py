@@ -40,7 +40,7 @@ async def snapshot_chunks(
         life = member.cache_epoch
         part = [encode_piece(piece) async for piece in _capture_replica(router, events, member, clock, pace)]
         length = sum(map(len, part))
-        if router.member(member.id) is not member or member.cache_epoch != life or size + length > bytes_max:
+        if router.fleet.member(member.id) is not member or member.cache_epoch != life or size + length > bytes_max:
             continue
         captured[member.id] = len(captured), life
         for each in part:

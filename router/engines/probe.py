@@ -196,7 +196,7 @@ class Prober:
                 with suppress(ProbeFailed):
                     self._serves(replica, await self._models(Replica(replica).url))
 
-        firsts = [member.id for member in self._router.ready() if not member.replica.rank]
+        firsts = [member.id for member in self._router.fleet.ready() if not member.replica.rank]
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_WAIT_S):
                 await asyncio.gather(*map(look, firsts))
@@ -232,12 +232,12 @@ class Prober:
             parts = await asyncio.get_running_loop().run_in_executor(None, pages_of_ranks, page, len(ranks))
         for rank, part in zip(ranks, parts, strict=True):
             load = await self._load(rank, part)
-            self._router.observe_load(rank, load, time.monotonic())
+            self._router.observations.observe_load(rank, load, time.monotonic())
             self._judge(rank, load.sleep)
 
     def _judge(self, rank: str, sleep: Sleep | None) -> None:
         """Report the health of a member that answers to the router."""
-        member = self._router.member(rank)
+        member = self._router.fleet.member(rank)
         if sleep in (Sleep.ASLEEP, Sleep.PAUSED):
             self._report_health(rank, ok=False, proof=False, why=sleep.value, sure=True)
         elif member is None or not member.models:
@@ -250,14 +250,14 @@ class Prober:
     def _ranks(self, replica: str) -> list[str]:
         """Return the ids of all members behind the replica's URL: the server itself, or its ranks, which join and leave
         together."""
-        member, server = self._router.member, Replica(replica)
+        member, server = self._router.fleet.member, Replica(replica)
         if server.rank is None:
             return [replica] if member(replica) is not None else []
         ids = (server.select_rank(rank).id for rank in count())
         return list(takewhile(lambda id_: member(id_) is not None, ids))
 
     def _unknown(self, replica: str) -> bool:
-        ranks = map(self._router.member, self._ranks(replica))
+        ranks = map(self._router.fleet.member, self._ranks(replica))
         return not all(member is not None and member.models for member in ranks)
 
     def _report_health(
@@ -265,9 +265,9 @@ class Prober:
     ) -> None:
         """Report one observation to the Router. `proof`: the engine's process is gone. `sure`: one failure is
         sufficient, although the process exists."""
-        member = self._router.member(replica)
+        member = self._router.fleet.member(replica)
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
-        flipped = self._router.observe_health(replica, ok, why, proof=proof or sure, silent=silent)
+        flipped = self._router.fleet.observe_health(replica, ok, why, proof=proof or sure, silent=silent)
         if flipped or (news and not ok):
             event = {"event": "replica_up" if ok else "replica_down", "fields": {"replica": replica, "why": why}}
             level = logging.INFO if ok else logging.WARNING
@@ -278,14 +278,14 @@ class Prober:
         if proof:
             self._without_sleep.discard(Replica(replica).url)
             if flipped:
-                self._router.forget(replica)
+                self._router.observations.forget(replica)
                 self._soon[replica] = FAST_PROBE_ROUNDS
             self._on_lost(replica)
 
     def _serves(self, replica: str, page: _Page) -> None:
         """Set the models that a server serves, for each of its ranks."""
         for rank in self._ranks(replica):
-            self._router.observe_models(rank, page.models)
+            self._router.observations.observe_models(rank, page.models)
             if page.left_out != self.left_out.get(rank, 0):
                 self.left_out[rank] = page.left_out
                 fields = {"replica": rank, "left_out": page.left_out, "models_max": self._models_max}
@@ -314,7 +314,7 @@ class Prober:
 
     async def _load(self, replica: str, page: str | None) -> Load:
         if page is None:  # the last page's load is the best estimate
-            member = self._router.member(replica)
+            member = self._router.fleet.member(replica)
             return member.load if member else Load()
         if len(page) <= PARSE_BYTES_MAX:
             load = parse_load(page)

@@ -23,7 +23,7 @@ LOOK_S = 0.1  # between two scans of the whole fleet for replicas that were foun
 
 
 class DeathEvidenceSource(Protocol):
-    """The Router's interface for evidence."""
+    """Evidence of dead replicas (core/fleet/eligibility.py)."""
 
     def found_dead(self) -> list[str]:
         """Return the replicas that this router has found dead by its own requests."""

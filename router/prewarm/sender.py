@@ -96,7 +96,7 @@ class PromptSender:
 
     def is_at_capacity(self, replica: str) -> bool:
         """True if the replica has its maximum of requests."""
-        member, window = self._router.member(replica), self._books.window(replica)
+        member, window = self._router.fleet.member(replica), self._books.window(replica)
         return member is not None and window is not None and member.open_leases >= window
 
     async def send(self, replica: str, prefix: WarmupPrompt, tokens_max: int) -> Usage:
@@ -109,7 +109,7 @@ class PromptSender:
         read = await asyncio.get_running_loop().run_in_executor(
             None, _read, prefix, default, self._router.models.names.cache_identity
         )
-        member = self._router.member(replica)
+        member = self._router.fleet.member(replica)
         if member is None:
             raise SendFailed("it left", gone=True)
         if read.model not in member.models:

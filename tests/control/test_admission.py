@@ -152,7 +152,7 @@ async def test_nothing_there_is_503_and_not_429(client: ClientSession, engine: F
         await engine.at_work.wait()
         second = asyncio.create_task(asked(client, app))
         await until(app, 1)
-        app.router.observe_health(engine.url, ok=False, why="gone", proof=True)
+        app.router.fleet.observe_health(engine.url, ok=False, why="gone", proof=True)
         assert (await second)[0] == 503
         engine.go_on.set()
         await first

@@ -32,7 +32,7 @@ async def test_a_stream_that_is_down_beside_a_ready_replica_is_named_once(caplog
         with caplog.at_level(logging.WARNING):
             await down_for(app, EVENTS_DOWN_S - 1)
             assert not lines(caplog)
-            app.control.router.observe_health(engine.url, False, "connection refused", proof=True)
+            app.control.router.fleet.observe_health(engine.url, False, "connection refused", proof=True)
             await down_for(app, EVENTS_DOWN_S)
             assert not lines(caplog)
             await app.control.probe_now()

@@ -134,7 +134,7 @@ async def test_of_two_models_one_is_down(client: ClientSession) -> None:
         async with running(large, small) as app:
             small.healthy = False
             async with asyncio.timeout(60):
-                while len(app.router.ready()) > 1:
+                while len(app.router.fleet.ready()) > 1:
                     await app.control.probe_now()
             statuses = []
             for model in ("large", "small", "nobody's"):

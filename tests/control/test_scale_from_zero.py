@@ -70,7 +70,7 @@ async def test_replicas_that_are_listed_are_looked_at_first(client: ClientSessio
         told.say(Replica(engine.url))
         while not seen or seen[-1] != 200:
             seen.append(await status(client, app.url + "/readyz"))
-            assert seen[-1] == 503 or app.control.router.usable()
+            assert seen[-1] == 503 or app.control.router.fleet.usable()
 
 
 async def asked(client: ClientSession, app: RouterServer, model: str | None) -> int:

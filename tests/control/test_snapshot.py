@@ -174,7 +174,7 @@ async def test_readiness_waits_no_longer_than_it_may(tmp_path: Path) -> None:
         async with RouterServer(resolve(settings(engine.url, file=file))) as app:
             await ready(client, app)
         async with RouterServer(resolve(settings(engine.url, file=file, snapshot__readiness_wait_s=0.0))) as app:
-            await until(lambda: bool(app.router.ready()))
+            await until(lambda: bool(app.router.fleet.ready()))
             assert (await client.get(app.url + "/readyz")).status == 200
         async with RouterServer(resolve(settings(engine.url, file=file, snapshot__readiness_wait_s=600.0))) as app:
             await ready(client, app)  # nothing says that it is the same: that is known at the first probe

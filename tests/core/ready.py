@@ -14,8 +14,8 @@ def ready(router: Router, ids: Collection[str], model: str = "m") -> Router:
     """The router, to which discovery and probes have told of these replicas: all are well and serve the model."""
     router.replace(Replica(id_) for id_ in ids)
     for id_ in ids:
-        router.observe_health(id_, ok=True)
-        router.observe_models(id_, [ServedModel(model)])
+        router.fleet.observe_health(id_, ok=True)
+        router.observations.observe_models(id_, [ServedModel(model)])
     return router
 
 

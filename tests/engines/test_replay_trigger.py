@@ -58,7 +58,7 @@ async def test_a_repetition_is_asked_for_and_is_no_second_copy(engine: FakeEngin
         return await fakes.ok(fake, request)
 
     engine.script.append(repeats)
-    announcer = EventReplayTrigger(router.unannounced, api_key="")
+    announcer = EventReplayTrigger(router.outcomes.unannounced, api_key="")
     try:
         await announcer.announce(UnreportedHit(engine.url, "m", prompt, 48))
     finally:
@@ -87,8 +87,8 @@ async def test_a_replica_that_refuses_costs_nothing(engine: FakeEngine) -> None:
     """It is logged, and the next one is asked all the same."""
     router = _router(engine.url)
     engine.script.append(fakes.status(400))
-    announcer = EventReplayTrigger(router.unannounced, api_key="")
-    router.unannounced.append(UnreportedHit(engine.url, "m", _prompt(64), 48))
+    announcer = EventReplayTrigger(router.outcomes.unannounced, api_key="")
+    router.outcomes.unannounced.append(UnreportedHit(engine.url, "m", _prompt(64), 48))
     watching = asyncio.create_task(announcer.watch())
     try:
         async with asyncio.timeout(60):
@@ -98,4 +98,4 @@ async def test_a_replica_that_refuses_costs_nothing(engine: FakeEngine) -> None:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await announcer.close()
-    assert not router.unannounced
+    assert not router.outcomes.unannounced

@@ -185,13 +185,13 @@ async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -
     """What cannot be asked cannot be warmed: the pair rests, and the log says why."""
     pair = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
     for name in "pd":
-        pair.router.set_kv_connector(name, KvConnector.SGLANG, "odd")
+        pair.router.disaggregator.set_connector(name, KvConnector.SGLANG, "odd")
     warmer = PairWarmer(pair.router, KvConnector.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
     watching = asyncio.create_task(warmer.watch())
     await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "disagg_pair_failed"])
     watching.cancel()
     await warmer.close()
-    assert pair.router.pairs_to_warm(pair.now_s + 5.0) == [("p", "d")]
+    assert pair.router.disaggregator.pairs_to_warm(pair.now_s + 5.0) == [("p", "d")]
 
 
 async def test_nothing_is_split_without_a_handshake() -> None:

@@ -35,9 +35,9 @@ async def test_roles_and_pairs_are_told(handshake: KvConnector) -> None:
         assert prefill["split"] == {"handshake": handshake, "address": address, "answers": True, "pairs": pairs}
         assert [(row["role"], row["split"]["pairs"]["warm"]) for row in decode] == [("decode", 1)] * 2
         assert {row["pull_address"] for row in (prefill, *decode)} == {None}
-        app.router.pair_broke(engines.urls[0], engines.urls[1], now_s=monotonic())
+        app.router.disaggregator.pair_broke(engines.urls[0], engines.urls[1], now_s=monotonic())
         assert (await rows(app))[0]["split"]["pairs"] == {"warm": 1, "new": 0, "resting": 1}
-        app.router.set_kv_connector(engines.urls[0], None, "")
+        app.router.disaggregator.set_connector(engines.urls[0], None, "")
         silent = (await rows(app))[0]["split"]
         assert (silent["answers"], silent["pairs"]) == (False, {"warm": 1, "new": 0, "resting": 1})
 

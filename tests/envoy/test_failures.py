@@ -123,7 +123,7 @@ async def test_a_dead_replica_is_walked_past_and_the_lease_moves(tmp_path: Path,
         kinds = {each for record in app.control.history.recent for each in record.retries}
         assert kinds == {("fallback", dead.url)}
         assert not any(member.leases for member in app.router.members)
-        assert app.router.member(dead.url).breaker.failures or app.router.member(dead.url).breaker.backoff_s  # type: ignore[union-attr]  # it is there
+        assert app.router.fleet.member(dead.url).breaker.failures or app.router.fleet.member(dead.url).breaker.backoff_s  # type: ignore[union-attr]  # it is there
 
 
 async def test_a_replica_that_dies_in_mid_stream(tmp_path: Path, client: aiohttp.ClientSession) -> None:
@@ -170,7 +170,7 @@ async def test_the_official_client_understands_refusals(tmp_path: Path) -> None:
         assert (await failing(openai.NotFoundError, key="x", model="none")).code == "model_not_found"
         assert (await failing(openai.BadRequestError, key="x", model=1)).code == "invalid_model"
         engine.healthy = False
-        await until(lambda: not app.router.ready())
+        await until(lambda: not app.router.fleet.ready())
         nobody = await failing(openai.InternalServerError, key="x")
         assert (nobody.status_code, nobody.code) == (503, "no_replica_ready")
 
@@ -193,7 +193,7 @@ async def test_replicas_restart_one_after_the_other(tmp_path: Path) -> None:
 
         streaming = [asyncio.create_task(stream(number)) for number in range(8)]
         for engine in engines:
-            member = app.router.member(engine.url)
+            member = app.router.fleet.member(engine.url)
             assert member is not None
             engine.healthy = False  # as a pod that is told to end: not ready first, gone when it has answered
             await until(lambda member=member: not member.ready and not member.leases)
@@ -202,7 +202,7 @@ async def test_replicas_restart_one_after_the_other(tmp_path: Path) -> None:
             await asyncio.sleep(0.2)
             engine.port, engine.healthy = port, True
             await engine.__aenter__()
-            await until(lambda member=member: app.router.member(member.id) is not None and member.ready)
+            await until(lambda member=member: app.router.fleet.member(member.id) is not None and member.ready)
             before = len(results)
             await until(lambda before=before: len(results) > before + 40)
         over.set()

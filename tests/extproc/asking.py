@@ -46,7 +46,7 @@ async def picking(*engines: FakeEngine, **settings: Any) -> AsyncIterator[Router
     }
     async with RouterServer(resolve(load(overrides=flat))) as app:
         await app.control.probe_now()
-        await until(lambda: len(app.router.ready()) == sum(engine.healthy for engine in engines))
+        await until(lambda: len(app.router.fleet.ready()) == sum(engine.healthy for engine in engines))
         yield app
 
 

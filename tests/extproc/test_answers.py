@@ -43,7 +43,7 @@ async def test_an_unseen_answer_is_graded_so(engine: FakeEngine) -> None:
         assert record.stream
         (member,) = app.router.members
         assert app.control.pages._replica(member, 0.0)["unseen_answers"] == 1
-        assert app.router.member(engine.url).breaker.failures == 0  # type: ignore[union-attr]  # it is there
+        assert app.router.fleet.member(engine.url).breaker.failures == 0  # type: ignore[union-attr]  # it is there
 
 
 async def test_a_stream_that_is_shown_teaches(engine: FakeEngine) -> None:
@@ -149,7 +149,7 @@ async def test_an_error_is_whose_it_is(engine: FakeEngine, status: int, ending: 
             await it.finish()
         record = await ended(app)
         assert (record.status, record.ending) == (status, ending)
-        assert app.router.member(engine.url).breaker.failures == failures  # type: ignore[union-attr]  # it is there
+        assert app.router.fleet.member(engine.url).breaker.failures == failures  # type: ignore[union-attr]  # it is there
 
 
 async def test_a_replica_that_sheds_load_may_rest(engine: FakeEngine, other: FakeEngine) -> None:
@@ -180,7 +180,7 @@ async def test_a_fallback_moves_the_lease(engine: FakeEngine, other: FakeEngine)
         record = await ended(app)
         assert record.retries == (("fallback", f"http://{first}"),)
         assert record.ending == EndReason.OK
-        assert app.router.member(f"http://{first}").breaker.failures == 1  # type: ignore[union-attr]  # it is there
+        assert app.router.fleet.member(f"http://{first}").breaker.failures == 1  # type: ignore[union-attr]  # it is there
         assert not any(member.leases for member in app.router.members)
 
 

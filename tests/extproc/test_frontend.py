@@ -44,14 +44,14 @@ async def test_health_says_whether_a_replica_is_ready(engine: FakeEngine) -> Non
             for service in ("liveness", "readiness", "inference-extension", SERVICE, ""):
                 assert await health(port, service) == serving
         engine.healthy = False
-        await until(lambda: not app.router.ready())
+        await until(lambda: not app.router.fleet.ready())
         await app.extproc._look()
         for port in (app.extproc.port, app.extproc.health_port):
             assert await health(port, "liveness") == await health(port, "inference-extension") == serving
             for service in ("readiness", SERVICE, ""):
                 assert await health(port, service) == not_serving
         engine.healthy = True
-        await until(app.router.ready)
+        await until(app.router.fleet.ready)
         app.lame_duck()
         await app.extproc._look()
         for service in ("readiness", "inference-extension"):
@@ -165,12 +165,12 @@ async def test_a_picker_that_knows_nobody_yet_says_nothing(engine: FakeEngine) -
             async with asking(app) as it:
                 await it.pick()
         engine.healthy = True
-        await until(app.router.ready)
+        await until(app.router.fleet.ready)
         async with asking(app) as it:
             assert destinations(await it.pick()) == [endpoint(engine)]
             await it.finish()
         engine.healthy = False
-        await until(lambda: not app.router.ready())
+        await until(lambda: not app.router.fleet.ready())
         async with asking(app) as it:
             assert (await it.pick()).immediate_response.status.code == 503
 
@@ -180,7 +180,7 @@ async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> 
     async with picking(engine) as app:
         await until(lambda: app.extproc._parts.known)
         engine.healthy = False
-        await until(lambda: not app.router.ready())
+        await until(lambda: not app.router.fleet.ready())
         async with asking(app) as it:
             assert (await it.pick()).immediate_response.status.code == 503
 

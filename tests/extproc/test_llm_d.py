@@ -301,7 +301,7 @@ async def test_nobody_is_there(engine: FakeEngine) -> None:
     async with picking(engine) as app:
         await until(lambda: app.extproc._parts.known)
         engine.healthy = False
-        await until(lambda: not app.router.ready())
+        await until(lambda: not app.router.fleet.ready())
         async with asking(app, "duplex", "duplex") as it:
             first, _ = await sent(it, chat())
             assert error_of(first)[0] == 503

@@ -73,18 +73,18 @@ async def test_a_replica_that_three_have_found_dead_is_dead_for_all(client: Clie
     async with StoreServer() as server, FakeEngine() as dead:
         async with several(4, server.url, dead, engine, upstream__retries_max=0) as apps:
             for app in apps[:3]:
-                member = app.router.member(dead.url)
+                member = app.router.fleet.member(dead.url)
                 assert member is not None
                 for _ in range(3):
                     member.breaker.count_failure(time.monotonic())
                 app.router.fitness._guard(member)
-            last = apps[3].router.member(dead.url)
+            last = apps[3].router.fleet.member(dead.url)
             assert last is not None
             await until(lambda: last.breaker.backoff_s)
             assert last.state(time.monotonic()) is State.OPEN
             assert last.breaker.failures == 0
             assert "3 other routers" in last.breaker.why
-            apps[3].router.observe_health(engine.url, False, "as if it were gone", proof=True)
+            apps[3].router.fleet.observe_health(engine.url, False, "as if it were gone", proof=True)
             async with client.post(apps[3].url + CHAT, json=BODY) as response:
                 assert response.status == 200
             assert not last.breaker.backoff_s

@@ -185,7 +185,7 @@ async def test_a_replica_that_restarts_too_often(
         async with joining(told, engine, new, prewarm__prefixes_file=file_of(tmp_path, chat("a"))) as app:
             for _ in range(9):
                 await until(lambda: len(ready(app)) == 2)
-                app.router.forget(new.url)
+                app.router.observations.forget(new.url)
             await until(lambda: not jobs(app))
             assert len(new.seen) == 6
             assert len(ready(app)) == 2

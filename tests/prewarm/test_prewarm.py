@@ -207,7 +207,7 @@ async def test_bad_input(client: ClientSession, engine: FakeEngine, body: Any, s
 async def test_a_server_that_takes_no_whole_prompts_is_sent_none(client: ClientSession, engine: FakeEngine) -> None:
     """SGLang's servers that prefill or decode would refuse each."""
     async with running(engine, **{"disagg.kv_connector": "sglang"}) as app:
-        app.router.set_kv_connector(engine.url, KvConnector.SGLANG, "")
+        app.router.disaggregator.set_connector(engine.url, KvConnector.SGLANG, "")
         (row,) = (await call(client, app, asking(chat("a"))))["replicas"]
         assert (row["sent"], row["skipped"], row["errors"]) == (0, 1, ["it accepts only disaggregated requests"])
         assert not engine.seen

@@ -97,7 +97,7 @@ async def test_silent_request_on_a_lost_replica(client: ClientSession, engine: F
         first.script.append(silent)
         pending = asyncio.ensure_future(client.post(app.url + CHAT, json=body()))
         await first.at_work.wait()
-        app.router.observe_health(first.url, False, proof=True)
+        app.router.fleet.observe_health(first.url, False, proof=True)
         app.http.upstream.fail_silent_calls(first.url)
         async with await pending as response:
             assert response.headers["x-warmroute-replica"] != first.url

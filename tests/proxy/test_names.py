@@ -208,7 +208,7 @@ async def test_a_model_that_a_replica_has_lost(client: ClientSession, stream: bo
                     codes.append(response.status)
             assert codes == [200] * 8
             assert len(one.seen) <= 1
-            member = app.router.member(one.url)
+            member = app.router.fleet.member(one.url)
             assert member is not None
             assert not one.seen or "ad" not in member.models
             assert member.breaker.failures == 0
@@ -246,7 +246,7 @@ async def test_a_list_is_read_again_when_a_replica_comes_back(client: ClientSess
             await prober.probe(engine.url, models=False)
         engine.healthy = True
         await prober.probe(engine.url, models=engine.url in prober._stale)
-        member = app.router.member(engine.url)
+        member = app.router.fleet.member(engine.url)
         assert member is not None
         assert list(member.models) == ["m"]
 

@@ -101,7 +101,9 @@ def test_recent_tokens_out_of_order() -> None:
 
 def probed(of: Router, queries: float, hits: float, prompt: float) -> None:
     """What the engine's page says now."""
-    of.observe_load(ID, Load(prompt_tokens_total=prompt, cache_query_tokens_total=queries, cache_hit_tokens_total=hits))
+    of.observations.observe_load(
+        ID, Load(prompt_tokens_total=prompt, cache_query_tokens_total=queries, cache_hit_tokens_total=hits)
+    )
 
 
 def test_engines_counters_tell_of_answers_that_do_not() -> None:

@@ -116,7 +116,7 @@ class VirtualCluster:
             for placer in self._placers:
                 placer.probe(name, load, now_s)
         for placer in self._placers:
-            placer.router.check(now_s)
+            placer.router.observations.check(now_s)
         self._clock.call_at(now_s + self._setting.probe_interval_s, self._probe)
 
     def _strike(self, fault: Fault) -> None:

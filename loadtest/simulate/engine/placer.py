@@ -157,16 +157,18 @@ class Placer:
         self.router.replace([Replica(name, role=roles.get(name, Role.BOTH)) for name in self._replicas])
         for name in self._replicas:
             if name not in before:
-                self.router.observe_models(name, [ServedModel(self._models.get(name, MODEL), owned_by="vllm")])
-                self.router.observe_health(name, ok=True)
+                self.router.observations.observe_models(
+                    name, [ServedModel(self._models.get(name, MODEL), owned_by="vllm")]
+                )
+                self.router.fleet.observe_health(name, ok=True)
 
     def pair(self, names: Iterable[str], handshake: KvConnector, now_s: float) -> None:
         """Record the KV connector of these replicas, and every pair as warm."""
         for name in names:
-            self.router.set_kv_connector(name, handshake, name)
-        while pairs := self.router.pairs_to_warm(now_s):
+            self.router.disaggregator.set_connector(name, handshake, name)
+        while pairs := self.router.disaggregator.pairs_to_warm(now_s):
             for prefill, decode in pairs:
-                self.router.pair_warmed(prefill, decode, ok=True, now_s=now_s)
+                self.router.disaggregator.pair_warmed(prefill, decode, ok=True, now_s=now_s)
         self._split = True
 
     def finish_prefill(
@@ -188,15 +190,15 @@ class Placer:
 
     def on_connection_refused(self, name: str) -> None:
         """Record a refused connection, which proves that the engine is gone."""
-        if self.router.observe_health(name, False, "connection refused", proof=True):
-            self.router.forget(name)
+        if self.router.fleet.observe_health(name, False, "connection refused", proof=True):
+            self.router.observations.forget(name)
 
     def probe(self, name: str, load: Load | None, now_s: float) -> None:
         """Record the result of a probe; None if it failed."""
-        self.router.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
+        self.router.fleet.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
         if load is not None:
             known = load if self._knowing else replace(load, prefix_caching=False)
-            self.router.observe_load(name, known, now_s)
+            self.router.observations.observe_load(name, known, now_s)
 
     def make_placement_request(self, turn: SimRequest, tokens: TokenPrompt | None) -> PlacementRequest:
         """Return the placement request of a turn."""

@@ -255,7 +255,7 @@ class ConcurrencyLimiter:
         busy = self.full
         if calm_for is not None:
             busy = self._calm.busy(pool, tenant, calm_for, self.full, now_s, others=self._may_hold())
-        return self._router.has_room(*pool, now_s, busy) and not self._has_its_share(pool, tenant, now_s)
+        return self._router.disaggregator.has_room(*pool, now_s, busy) and not self._has_its_share(pool, tenant, now_s)
 
     def passed_over(self, wanted: PlacementRequest, pool: Pool, now_s: float) -> set[str]:
         """Return the replicas to skip when a request without a deadline is placed now. Raises NoReplicaReady and
@@ -290,7 +290,7 @@ class ConcurrencyLimiter:
         if not self.deadlines.any or self._has_its_share(pool, tenant, now_s):
             return False
         own = self._calm.busy(pool, tenant, ticket.priority, self.full, now_s, others=False)
-        return self._router.has_room(*pool, now_s, own)
+        return self._router.disaggregator.has_room(*pool, now_s, own)
 
     def _may_hold(self) -> bool:
         return self._calm.may_hold(self._limits.queue_requests_max, self._limits.queue_bytes_max)
@@ -311,7 +311,7 @@ class ConcurrencyLimiter:
 
         def room(pool: Pool) -> bool:
             try:
-                return self._router.has_room(*pool, now_s, self.full)
+                return self._router.disaggregator.has_room(*pool, now_s, self.full)
             except NoReplicaReady:
                 return True  # placing the request raises NoReplicaReady, which is reported to the client
             except Shed:
@@ -386,7 +386,7 @@ class ConcurrencyLimiter:
         pools = (
             [fleet.list_serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
         )
-        places = (sum(map(self._places, self._router.places_of(members))) for members in pools)
+        places = (sum(map(self._places, self._router.disaggregator.filter_places(members))) for members in pools)
         self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
 
     def _places(self, member: ReplicaState) -> int:
@@ -402,7 +402,7 @@ class ConcurrencyLimiter:
         kept, lasting = self._shares.compute_reserved(tenant, now_s)
         model, fleet = pool[0], self._router.fleet
         members = fleet.usable() if model is None else fleet.list_serving(model)
-        members = self._router.places_of(members, may_split=pool[2])
+        members = self._router.disaggregator.filter_places(members, may_split=pool[2])
         own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
         # Slots for waiting in engines are not places. They are closed to the tenant in proportion to the use by others.

@@ -42,7 +42,7 @@ class Calm:
         Shed."""
         if not self._deadlines.any:
             return full
-        members = self._router.who_may_prefill(*pool, now_s)
+        members = self._router.disaggregator.filter_prefilling(*pool, now_s)
         limit_ms, reserved = self._deadlines.gate(tenant, priority, len(members), now_s, others=others)
         return self._beyond(pool, members, full, limit_ms, reserved, now_s)
 
@@ -50,7 +50,7 @@ class Calm:
         """Return the replicas to skip when a request without a deadline is placed: the busy ones, unless no replica
         would be left. Raises NoReplicaReady and Shed."""
         busy = self.busy(pool, tenant, priority, full, now_s)
-        return busy if busy is full or self._router.has_room(*pool, now_s, busy) else full
+        return busy if busy is full or self._router.disaggregator.has_room(*pool, now_s, busy) else full
 
     def may_hold(self, requests_max: int, bytes_max: int) -> bool:
         """True if a queue of this capacity has space for requests that wait only for other tenants' deadlines."""
@@ -66,7 +66,7 @@ class Calm:
         """
         if not self._deadlines.any:
             return True
-        members = self._router.who_may_prefill(*pool, now_s)
+        members = self._router.disaggregator.filter_prefilling(*pool, now_s)
         limit_ms, reserved = self._deadlines.gate(oldest.tenant, oldest.priority, len(members), now_s, others=others)
         if limit_ms == inf:
             return True
@@ -74,7 +74,7 @@ class Calm:
         if limit_ms <= no_ms or limit_ms >= yes_ms:
             return limit_ms >= yes_ms
         busy = self._beyond(pool, members, full, limit_ms, reserved, now_s)
-        calm = self._router.has_room(*pool, now_s, busy)
+        calm = self._router.disaggregator.has_room(*pool, now_s, busy)
         known[pool, reserved] = (no_ms, limit_ms) if calm else (limit_ms, yes_ms)
         return calm
 

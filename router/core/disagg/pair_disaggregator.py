@@ -189,7 +189,8 @@ class PairDisaggregator(Disaggregator):
 
     def set_connector(self, replica: str, connector: KvConnector | None, address: str) -> None:
         """Record a replica's KV connector, and the address at which its blocks are requested."""
-        self.pairs.set_connector(replica, connector, address)
+        if replica in self._fleet.members:  # otherwise it left while it was probed
+            self.pairs.set_connector(replica, connector, address)
 
     def connector_of(self, replica: str) -> tuple[KvConnector, str, bool] | None:
         """Return a replica's KV connector, its address, and True if it is active now; None if the replica never had

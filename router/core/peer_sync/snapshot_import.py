@@ -160,11 +160,11 @@ def import_replica(router: Router, member: ReplicaState, part: StatePart, idle_s
         member.step_factor.adopt(steps.log_sum, steps.weight, steps.observations, now_s)
     for touches in part.touches:
         for keys, ago_s in _few(touches):
-            if router.member(member.id) is not member or member.cache_epoch != life:
+            if router.fleet.member(member.id) is not member or member.cache_epoch != life:
                 return
             yield router.index.restore(member.id, keys, now_s - idle_s - ago_s)
     for start in range(0, len(part.homes), STEP_HOMES):
-        if router.member(member.id) is not member or member.cache_epoch != life:
+        if router.fleet.member(member.id) is not member or member.cache_epoch != life:
             return
         for key, prompt_tokens, completion_tokens in part.homes[start : start + STEP_HOMES]:
             router.answers.restore(key, PastAnswer(member.id, prompt_tokens, completion_tokens, life))

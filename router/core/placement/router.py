@@ -43,7 +43,6 @@ from router.core.placement.receipt_factory import ReceiptFactory
 from router.core.placement.receipts import take_pull
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
 from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms
-from router.core.types.disagg_types import KvConnector, PairStatus
 from router.core.types.placements import (
     Candidate,
     Confidence,
@@ -65,8 +64,9 @@ STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may add to 
 class Router:
     """All state of placement. `now_s` is any monotonic clock.
 
-    Outside of the core only its methods are called. Three attributes are read that have methods of their own: `models`
-    (names, token counts), `index` (our estimate of caches) and `knowledge` (state from events).
+    Its parts have their own methods: `fleet` (replicas), `observations` (reports of engines), `fitness` (cooldowns),
+    `models` (names, token counts), `index` (our estimate of caches), `knowledge` (state from events), `disaggregator`
+    (requests that two replicas serve) and `outcomes` (evidence in answers).
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Router:
         self.index = PrefixIndex(index_bytes_max)
         self.answers = ResponseMemory(remembered_prompts_max)
         self.reuse = ReuseModel(remembered_prompts_max)
-        observations = Observations(
+        self.observations = Observations(
             self.index,
             default_cache_blocks=default_cache_blocks,
             stored_blocks_max=stored_blocks_max,
@@ -136,7 +136,8 @@ class Router:
             several=several,
             expected=expected,
         )
-        self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
+        self.fleet, self.knowledge = self.observations.fleet, self.observations.knowledge
+        self.models = self.observations.models
         self.fleet.means.load_guesses.update(load_guesses or {})
         self.fitness = Eligibility(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stall_timeout_s = stall_timeout_s
@@ -158,24 +159,7 @@ class Router:
                 self.fleet, self.fitness, self._pricer, policy, self._opener, self.first_token, self.finish
             )
         )
-        # Delegated methods: reading replicas, engines' reports, lessons of answers. They are documented at their
-        # definitions.
-        self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
-        self.serving, self.model_names = self.fleet.list_serving, self.fleet.model_names
-        self.serving_alone = self.fleet.serving_alone
-        self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
-        self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
-        self.is_to_warm_up, self.base_models = self.fleet.is_to_warm_up, self.fleet.base_models
-        self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
-        self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
-        self.observe_load, self.alive = observations.observe_load, observations.alive
-        self.lacks_model = observations.lacks_model
-        self.found_dead, self.apply_peer_evidence = self.fitness.found_dead, self.fitness.apply_peer_evidence
-        places = self.disaggregator
-        self.who_may_prefill, self.has_room = places.filter_prefilling, places.has_room
-        self.places_of, self.may_split = places.filter_places, places.may_plan
-        learner = OutcomeFeedback(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
-        self._learn, self.unannounced = learner.learn, learner.unannounced
+        self.outcomes = OutcomeFeedback(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
 
     def configure(self, *, slow_start_s: float, stall_timeout_s: float) -> None:
         """Apply other settings."""
@@ -183,7 +167,7 @@ class Router:
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Apply discovery's complete set; returns ids that joined and ids that left (`Observations.replace`)."""
-        joined, left = self._replace(replicas)
+        joined, left = self.observations.replace(replicas)
         for id_ in left:
             self._pricer.forget(id_)
         return joined, left
@@ -192,16 +176,6 @@ class Router:
     def members(self) -> list[ReplicaState]:
         """All replicas, in a stable order. The list is a copy."""
         return list(self.fleet.members.values())
-
-    @property
-    def known_share(self) -> float:
-        """Part of the replicas' prompt tokens that this router and its peers have sent, 0..1."""
-        return self.fleet.share
-
-    @property
-    def panics(self) -> int:
-        """Number of placements so far on replicas that may not be fit, because there were no others."""
-        return self.fitness.panics
 
     def rest(self, id_: str, until_s: float, *, full: bool = False) -> None:
         """Start a replica's cooldown until this time, as the replica requested: nothing is placed there before. It does
@@ -217,34 +191,6 @@ class Router:
         if id_ in self.fleet.members:
             self.fleet.pulls.prove(id_, address)
 
-    def cooldown_pull_source(self, id_: str, until_s: float) -> None:
-        """Stop fetching from a replica until this time: a request that needed a P2P transfer from it got no answer in
-        time."""
-        self.fleet.pulls.rest(id_, until_s)
-
-    def set_kv_connector(self, id_: str, handshake: KvConnector | None, address: str) -> None:
-        """Record the KV connector between a replica and the replicas that it prefills or decodes for.
-
-        - `handshake`: the protocol; None: no connector is known.
-        - `address`: the address that serves blocks (`host:port`); "" if the prefill stage's answer contains it.
-        """
-        if id_ in self.fleet.members:
-            self.disaggregator.set_connector(id_, handshake, address)
-
-    def kv_connector_of(self, id_: str) -> tuple[KvConnector, str, bool] | None:
-        """Return a replica's KV connector, its address, and True if it is active now; None if the replica never had
-        one."""
-        return self.disaggregator.connector_of(id_)
-
-    def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
-        """Return the number of pairs for each paired replica: with traffic (`warm`), to be warmed (`new`), and in
-        cooldown after a failure (`resting`)."""
-        return self.disaggregator.pair_counts(now_s)
-
-    def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairStatus], int]:
-        """Return pairs for display, those in cooldown first, and the total number of pairs."""
-        return self.disaggregator.list_pairs(pairs_max, now_s)
-
     def pull_address(self, id_: str) -> str | None:
         """Return the address at which a replica's engine takes requests of its peers (`host:port`); None if unknown."""
         peer = self.fleet.pulls.peers.get(id_)
@@ -253,21 +199,6 @@ class Router:
     def takes_whole(self, member: ReplicaState) -> bool:
         """True if a replica takes requests without disaggregated prefill."""
         return member.id not in self.fleet.stage_only
-
-    def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
-        """Return new pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`. It must be called
-        about once a second. A replica is in one of them at a time."""
-        return self.disaggregator.pairs_to_warm(now_s)
-
-    def pair_warmed(self, prefill: str, decode: str, *, ok: bool, now_s: float) -> None:
-        """Record that a pair was warmed and takes traffic from now on, or that this failed and the pair is in
-        cooldown."""
-        self.disaggregator.pair_warmed(prefill, decode, ok=ok, now_s=now_s)
-
-    def pair_broke(self, prefill: str, decode: str, *, now_s: float) -> None:
-        """Record that a disaggregated request failed at its decoding replica, for example because blocks do not arrive.
-        The pair enters cooldown, and gets no traffic before it is warmed again."""
-        self.disaggregator.pair_broke(prefill, decode, now_s=now_s)
 
     def scan_for_stalls(self, now_s: float) -> Iterator[list[str]]:
         """Search for stalled replicas; it must be called a few times a second. Yields replicas with silent requests
@@ -403,7 +334,7 @@ class Router:
             self.fitness.on_lease_ended(member, lease, outcome.ending, now_s)
         if ok:
             member.on_response_end(lease, now_s)
-            self._learn(member, lease, outcome, now_s)
+            self.outcomes.learn(member, lease, outcome, now_s)
 
     # -- steps of route ------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class PairWarmer:
     async def watch(self) -> None:
         """Warm up new pairs, until cancelled."""
         while True:
-            for prefill, decode in self._router.pairs_to_warm(self._clock()):
+            for prefill, decode in self._router.disaggregator.pairs_to_warm(self._clock()):
                 task = asyncio.create_task(self._warm(prefill, decode))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -89,7 +89,7 @@ class PairWarmer:
             why = str(error)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = http_client.describe_error(error)
-        self._router.pair_warmed(prefill, decode, ok=not why, now_s=self._clock())
+        self._router.disaggregator.pair_warmed(prefill, decode, ok=not why, now_s=self._clock())
         fields = {"prefill": prefill, "decode": decode}
         if why:
             what = "KV transfer between a pair of replicas failed: the pair gets no disaggregated requests for now"
@@ -124,7 +124,7 @@ class PairWarmer:
                 leg.cancel()
 
     def _base(self, prefill: str, decode: str) -> bytes:
-        members = self._router.member(prefill), self._router.member(decode)
+        members = self._router.fleet.member(prefill), self._router.fleet.member(decode)
         if members[0] is None or members[1] is None:
             raise PairFailed("one of the two replicas was removed")
         models = sorted(set(members[0].models) & set(members[1].models))

@@ -61,7 +61,7 @@ class Metrics:
         """
         figures = figures or MetricSources()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineHitRate()
-        self.requests = self._tallies = RequestMetrics(router.prefill_model, router.policy.name)
+        self.requests = self._tallies = RequestMetrics(router.fleet.prefill_model, router.policy.name)
         self._tallies.splits = splits
         self._former_names = former_names
         read: tuple[Collector, ...] = (
@@ -131,7 +131,7 @@ class Metrics:
         return b"".join(slices)
 
     def _collect_tallies(self) -> list[Counter | Histogram]:
-        self._tallies.serve(self._router.models.expected.declared, sorted(self._router.model_names()))
+        self._tallies.serve(self._router.models.expected.declared, sorted(self._router.fleet.model_names()))
         self._tallies.set_engine_counts(self._engine_count.sums)
         ledger = self._figures.ledger()
         if ledger is not None:

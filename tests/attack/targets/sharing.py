@@ -57,11 +57,11 @@ def state_pieces(data: bytes) -> None:
     if pieces is None:
         return
     router = router_of(["http://a", "http://b"])
-    router.observe_load("http://a", Load(prompt_tokens_total=5.0, started_s=5.0))
+    router.observations.observe_load("http://a", Load(prompt_tokens_total=5.0, started_s=5.0))
     with suppress(UnreadableState):
         parts = parts_of(pieces)
         for id_, part in parts.parts.items():
-            state, member = part.events(), router.member(id_)
+            state, member = part.events(), router.fleet.member(id_)
             if member is None:
                 continue
             same_engine(part.replica, member, 1.0)

@@ -57,7 +57,7 @@ class Fleet:
         """A probe, and what is made of it."""
         if in_flight is None:
             in_flight = len(self.world.router.fleet.members[replica].leases)
-        self.world.router.observe_load(replica, Load(waiting=waiting))
+        self.world.router.observations.observe_load(replica, Load(waiting=waiting))
         self.world.router.fleet.members[replica].in_flight_probed = in_flight
         self.admission.tick()
 

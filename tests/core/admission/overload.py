@@ -129,7 +129,7 @@ class Overload:
     def _probe(self) -> None:
         for id_, running in self._running.items():
             known = Load(running=running, waiting=len(self._waiting[id_])) if self.metrics else Load()
-            self.world.router.observe_load(id_, known)
+            self.world.router.observations.observe_load(id_, known)
 
     def _come(self, kind: str, tenant: str, priority: Priority) -> None:
         came_s, seen = self.world.now_s, self.clients[kind]

@@ -84,9 +84,9 @@ def test_turns_on_a_replica_that_is_used_for_want_of_another() -> None:
     whether or not those that are ready are full."""
     fleet = Fleet("ab", in_flight_max=1)
     router = fleet.world.router
-    router.observe_models("b", [ServedModel("n")])
+    router.observations.observe_models("b", [ServedModel("n")])
     for _ in range(2):
-        router.observe_health("b", False, "no answer in time", silent=True)
+        router.fleet.observe_health("b", False, "no answer in time", silent=True)
     fleet.ask()
     placed, waits = fleet.ask(model="n"), fleet.ask(model="n")
     assert (placed[0].replica, waits) == ("b", [])
@@ -125,8 +125,8 @@ def test_a_replica_that_joins_makes_room() -> None:
     fleet.ask()
     waits = fleet.ask()
     fleet.world.router.replace([Replica("a"), Replica("b")])
-    fleet.world.router.observe_models("b", [ServedModel(MODEL)])
-    fleet.world.router.observe_health("b", ok=True)
+    fleet.world.router.observations.observe_models("b", [ServedModel(MODEL)])
+    fleet.world.router.fleet.observe_health("b", ok=True)
     fleet.admission.tick()
     assert waits[0].replica == "b"
 
@@ -136,7 +136,7 @@ def test_when_nobody_is_left_they_hear_that() -> None:
     fleet = Fleet(in_flight_max=1)
     fleet.ask()
     waits = fleet.ask()
-    fleet.world.router.observe_health("a", ok=False, proof=True)
+    fleet.world.router.fleet.observe_health("a", ok=False, proof=True)
     fleet.admission.tick()
     assert isinstance(waits[0], NoReplicaReady)
 
@@ -144,7 +144,7 @@ def test_when_nobody_is_left_they_hear_that() -> None:
 def test_a_model_that_is_full_does_not_hold_up_another() -> None:
     """Requests wait for replicas that serve their model; others pass them."""
     fleet = Fleet("ab", in_flight_max=1)
-    fleet.world.router.observe_models("b", [ServedModel("n")])
+    fleet.world.router.observations.observe_models("b", [ServedModel("n")])
     fleet.ask()
     waits = fleet.ask()
     assert waits == []

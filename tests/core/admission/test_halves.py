@@ -161,9 +161,9 @@ def test_who_waits_goes_on_waiting_while_all_that_prefill_rest() -> None:
 def cold_second(*, in_flight_max: int = 1) -> Halves:
     """Two replicas that prefill, of which only `p` is a warm pair with those that decode."""
     fleet = sglang(APART, warm=False)
-    while pairs := fleet.router.pairs_to_warm(fleet.now_s):
+    while pairs := fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
         for pair in pairs:
-            fleet.router.pair_warmed(*pair, ok=pair[0] == "p", now_s=fleet.now_s)
+            fleet.router.disaggregator.pair_warmed(*pair, ok=pair[0] == "p", now_s=fleet.now_s)
     return Halves(fleet, in_flight_max=in_flight_max)
 
 
@@ -195,7 +195,7 @@ def test_without_any_warm_pair_they_hear_that() -> None:
     first = halves.split()
     waits = halves.ask()
     assert waits == []
-    halves.fleet.router.set_kv_connector("p", None, "")
+    halves.fleet.router.disaggregator.set_connector("p", None, "")
     halves.finish(first)
     assert isinstance(waits[0], NoReplicaReady)
 
@@ -204,7 +204,7 @@ def test_those_that_only_prefill_stand_in_for_all_others_within_their_windows() 
     """Where vLLM's replicas that decode are gone, those that prefill take whole requests, as many as they have places
     for."""
     halves = Halves(PairedFleet(ONE_OF_EACH), in_flight_max=1)
-    halves.fleet.router.observe_health("d", ok=False, proof=True)
+    halves.fleet.router.fleet.observe_health("d", ok=False, proof=True)
     (first,) = halves.ask()
     assert (first.replica, first.receipt.leg) == ("p", None)
     waits = halves.ask()

@@ -188,8 +188,8 @@ class Doors(RuleBasedStateMachine):
         router = self.fleet.world.router
         router.replace([Replica(id_) for id_ in ids])
         for id_ in ids:
-            router.observe_models(id_, [ServedModel(MODEL), *([ServedModel("n")] if id_ == "a" else [])])
-            router.observe_health(id_, ok=ok or id_ == "a", proof=True)
+            router.observations.observe_models(id_, [ServedModel(MODEL), *([ServedModel("n")] if id_ == "a" else [])])
+            router.fleet.observe_health(id_, ok=ok or id_ == "a", proof=True)
 
     @rule(gap_s=st.floats(0.1, 15.0))
     def time_goes_by(self, gap_s: float) -> None:

@@ -113,7 +113,7 @@ def test_prefills_take_what_is_known_in_the_end() -> None:
         world.first_token(lease, after_s=0.2)
     world.now_s += 4.0
     world.finish(first, usage=Usage(4_000, 200, 0))
-    member = world.router.member("a")
+    member = world.router.fleet.member("a")
     assert member is not None
     took_ms = member.step_model.ms(20, 84_000)
     assert took_ms == pytest.approx(20.0, rel=0.25)  # 4 s for 200 tokens

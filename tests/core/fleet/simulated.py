@@ -118,9 +118,9 @@ class World:
             self._work(engine)
             self._leave(engine)
             if self._each(PIECES_S) and not engine.hung and any(r.stream for r in engine.decoding):
-                self.router.alive(id_, self.now_s)
+                self.router.observations.alive(id_, self.now_s)
             if self._each(PROBE_S) and engine.counters:
-                self.router.observe_load(id_, Load(generation_tokens_total=engine.tokens), self.now_s)
+                self.router.observations.observe_load(id_, Load(generation_tokens_total=engine.tokens), self.now_s)
         if self._each(LOOK_S):
             for id_ in [id_ for found in self.router.scan_for_stalls(self.now_s) for id_ in found]:
                 self._move(id_)

@@ -16,16 +16,16 @@ def test_who_is_at_work() -> None:
     """Those with requests of ours whose counters or streams move; and those that count nothing while they are well."""
     router = router_of(IDS)
     leases = [place(router, 1.0, only=id_) for id_ in IDS]
-    router.observe_load(IDS[0], COUNTED, 2.0)
-    router.observe_load(IDS[1], COUNTED, 2.0)
-    router.observe_load(IDS[1], replace(COUNTED, generation_tokens_total=11.0), 3.0)
+    router.observations.observe_load(IDS[0], COUNTED, 2.0)
+    router.observations.observe_load(IDS[1], COUNTED, 2.0)
+    router.observations.observe_load(IDS[1], replace(COUNTED, generation_tokens_total=11.0), 3.0)
     assert router.list_active(3.0) == ([IDS[1]], [IDS[2]])
     assert router.list_active(3.1) == ([], [IDS[2]])
-    router.alive(IDS[0], 4.0)
+    router.observations.alive(IDS[0], 4.0)
     assert router.list_active(3.5) == ([IDS[0]], [IDS[2]])
-    router.observe_health(IDS[2], False, "no answer in time", silent=True)
+    router.fleet.observe_health(IDS[2], False, "no answer in time", silent=True)
     assert router.list_active(5.0) == ([], [])
-    router.observe_health(IDS[2], True)
+    router.fleet.observe_health(IDS[2], True)
     assert router.list_active(5.0) == ([], [IDS[2]])
     router.finish(leases[2], Outcome(EndReason.OK), 5.0)
     assert router.list_active(5.0) == ([], [])
@@ -40,7 +40,7 @@ def test_sglang_counts_tokens_as_they_are_computed() -> None:
     )
     router = router_of(IDS)
     place(router, 1.0, only=IDS[0])
-    router.observe_load(IDS[0], parse_load(page % 3), 2.0)
+    router.observations.observe_load(IDS[0], parse_load(page % 3), 2.0)
     assert router.list_active(2.0)[0] == []
-    router.observe_load(IDS[0], parse_load(page % 4), 3.0)
+    router.observations.observe_load(IDS[0], parse_load(page % 4), 3.0)
     assert router.list_active(3.0)[0] == [IDS[0]]

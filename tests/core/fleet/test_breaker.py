@@ -103,7 +103,7 @@ def test_slow_replica_without_streams() -> None:
 def test_several_names_of_one_model_are_no_choice() -> None:
     """A request that names no model is served where all names mean one model, as engines have it."""
     router = router_of(IDS[:1])
-    router.observe_models(IDS[0], [ServedModel("m", root="/x"), ServedModel("alias", root="/x")])
+    router.observations.observe_models(IDS[0], [ServedModel("m", root="/x"), ServedModel("alias", root="/x")])
     assert router.models.resolve(None) == "alias"
 
 

@@ -29,7 +29,7 @@ def probed(fleet: PairedFleet, waiting: int) -> float:
     member = fleet.router.fleet.members["d"]
     for _ in range(FOREIGN_PROBES):
         load = Load(kv_tokens_max=2_000_000, block_tokens=16, waiting=waiting)
-        fleet.router.observe_load("d", load, fleet.now_s)
+        fleet.router.observations.observe_load("d", load, fleet.now_s)
     return member.untracked_waiting
 
 

@@ -125,21 +125,21 @@ def test_checks_without_an_answer_are_no_outage() -> None:
     router = router_of(IDS)
     for id_ in IDS[:2]:
         for _ in range(2):
-            router.observe_health(id_, False, "no answer in time", silent=True)
+            router.fleet.observe_health(id_, False, "no answer in time", silent=True)
     assert {place(router, 1.0).replica for _ in range(5)} == {IDS[2]}
-    router.observe_health(IDS[2], False, "connection refused", proof=True)
+    router.fleet.observe_health(IDS[2], False, "connection refused", proof=True)
     assert router.models.resolve("m") == router.models.resolve(None) == "m"
     assert {place(router, 1.0).replica for _ in range(10)} == set(IDS[:2])
     assert router.fitness.panics == 10
     assert router.fleet.ready() == []
     for model in ("m", None):
-        assert [member.id for member in router.who_may_prefill(model, None, False, 1.0)] == IDS[:2]
-    router.observe_health(IDS[0], False, "/health: status 503")
+        assert [member.id for member in router.disaggregator.filter_prefilling(model, None, False, 1.0)] == IDS[:2]
+    router.fleet.observe_health(IDS[0], False, "/health: status 503")
     assert {place(router, 1.0).replica for _ in range(10)} == {IDS[1]}
-    router.observe_health(IDS[1], False, "connection refused", proof=True)
+    router.fleet.observe_health(IDS[1], False, "connection refused", proof=True)
     with pytest.raises(NoReplicaReady):
         place(router, 1.0)
-    router.observe_health(IDS[0], True)
+    router.fleet.observe_health(IDS[0], True)
     assert place(router, 2.0).replica == IDS[0]
 
 
@@ -166,8 +166,8 @@ def test_slow_start() -> None:
     assert {place(router, 0.0).replica for _ in range(30)} == set(IDS)
     for lease in list(router.fleet.members[IDS[0]].leases.values()):
         router.finish(lease, Outcome(EndReason.CLIENT_LEFT), 1.0)
-    router.observe_health(IDS[0], False, "connection refused", proof=True)
-    router.observe_health(IDS[0], True)
+    router.fleet.observe_health(IDS[0], False, "connection refused", proof=True)
+    router.fleet.observe_health(IDS[0], True)
     assert place(router, 2.0).replica == IDS[0]
     assert {place(router, 2.0).replica for _ in range(5)} == set(IDS[1:])
     held = []
@@ -187,8 +187,8 @@ def test_slow_start() -> None:
 def test_the_only_one_starts_at_once() -> None:
     """With nobody else there a replica that came back takes everything."""
     router = router_of(IDS[:1], slow_start_s=10.0)
-    router.observe_health(IDS[0], False, proof=True)
-    router.observe_health(IDS[0], True)
+    router.fleet.observe_health(IDS[0], False, proof=True)
+    router.fleet.observe_health(IDS[0], True)
     assert [place(router, 1.0).replica for _ in range(10)] == IDS[:1] * 10
 
 
@@ -228,13 +228,13 @@ def test_whatever_happens_somebody_serves(steps: list[tuple[str, int, float]], s
         elif action == "trip":
             router.fitness.trip(members[id_], Cause.STUCK, "said so", now_s)
         elif action in ("down", "silent", "up"):
-            router.observe_health(id_, action == "up", proof=action == "down", silent=action == "silent")
+            router.fleet.observe_health(id_, action == "up", proof=action == "down", silent=action == "silent")
         for member in members.values():
             assert member.breaker.trial is None or member.breaker.trial in member.leases
     for lease in open_:
         router.finish(lease, Outcome(EndReason.OK), now_s)
     for id_ in IDS:
-        router.observe_health(id_, True)
+        router.fleet.observe_health(id_, True)
         router.finish(place(router, now_s + 40.0, only=id_), Outcome(EndReason.OK), now_s + 40.0)
         router.first_token(
             lease := router.route(
@@ -306,7 +306,7 @@ def many(count: int, *, back: bool) -> Router:
         place(router, 0.0)
     for ok in (False, True) if back else ():
         for id_ in router.fleet.members:
-            router.observe_health(id_, ok, proof=not ok)
+            router.fleet.observe_health(id_, ok, proof=not ok)
     place(router, 1.0)
     return router
 
@@ -352,7 +352,7 @@ def test_another_slow_start_counts_from_now_on() -> None:
         router = router_of(IDS, slow_start_s=10.0)
         for ok in (False, True):
             for id_ in IDS:
-                router.observe_health(id_, ok, proof=not ok)
+                router.fleet.observe_health(id_, ok, proof=not ok)
         place(router, 1.0)
         router.configure(slow_start_s=slow_start_s, stall_timeout_s=3.0)
         place(router, at_s)

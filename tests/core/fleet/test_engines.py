@@ -30,7 +30,7 @@ def test_kinds_are_those_of_now(seen: list[set[str] | tuple[str, dict[str, str]]
             there = {id_: there.get(id_, {}) for id_ in change}
         else:
             id_, serves = change
-            it.observe_models(id_, [ServedModel(name, owned_by=kind) for name, kind in serves.items()])
+            it.observations.observe_models(id_, [ServedModel(name, owned_by=kind) for name, kind in serves.items()])
             if id_ in there:
                 there[id_] = serves
         for model in MODELS:

@@ -40,8 +40,8 @@ def fleet_of(router: Router, served: dict[str, list[ServedModel]]) -> None:
     """Have these replicas, all well."""
     router.replace(Replica(id_) for id_ in served)
     for id_, models in served.items():
-        router.observe_models(id_, models)
-        router.observe_health(id_, ok=True)
+        router.observations.observe_models(id_, models)
+        router.fleet.observe_health(id_, ok=True)
 
 
 STEPS = st.lists(st.dictionaries(st.sampled_from("xyz"), st.sets(st.sampled_from(NAMES)), max_size=3), max_size=8)
@@ -62,8 +62,8 @@ def test_a_name_is_refused_for_now_if_it_was_served_until_its_last_replica_left(
     for name in (*NAMES, "other", "none of them"):
         expected = "none ready" if name in gone | declared else "unknown"
         assert found(router, name) == (name if name == "other" else expected)
-    router.check(0.0)
-    router.check(GONE_S)
+    router.observations.check(0.0)
+    router.observations.check(GONE_S)
     for name in NAMES:
         assert found(router, name) == ("none ready" if name in declared or (keeps and name in gone) else "unknown")
 

@@ -78,7 +78,7 @@ def served(decode_s: float = 10.0, answer_tokens: int = 500, kv_usage: float | N
         world.first_token(lease, after_s=0.1)
         world.now_s += decode_s
         world.finish(lease, usage=Usage(500, answer_tokens, 0))
-        world.router.observe_load(id_, Load(kv_tokens_max=KV_TOKENS, kv_usage=kv_usage))
+        world.router.observations.observe_load(id_, Load(kv_tokens_max=KV_TOKENS, kv_usage=kv_usage))
     return world
 
 

@@ -33,8 +33,8 @@ def renewed(world: World, *replicas: Replica) -> None:
     """A new set, in which all are fit at once."""
     world.router.replace(replicas)
     for replica in replicas:
-        world.router.observe_health(replica.id, ok=True)
-        world.router.observe_models(replica.id, [ServedModel(MODEL)])
+        world.router.fleet.observe_health(replica.id, ok=True)
+        world.router.observations.observe_models(replica.id, [ServedModel(MODEL)])
 
 
 class Lives(RuleBasedStateMachine):
@@ -74,8 +74,8 @@ class Lives(RuleBasedStateMachine):
     @rule(id_=st.sampled_from(IDS))
     def ready(self, id_: str) -> None:
         """It answers its health check."""
-        self.world.router.observe_models(id_, [ServedModel(MODEL)])
-        self.world.router.observe_health(id_, ok=True, proof=True)
+        self.world.router.observations.observe_models(id_, [ServedModel(MODEL)])
+        self.world.router.fleet.observe_health(id_, ok=True, proof=True)
 
     @rule(turns=st.sampled_from([(SHORT,), (LONG,), (SHORT, ANSWER, "and?"), (LONG, ANSWER, "and?")]))
     def place(self, turns: tuple[str, ...]) -> None:
@@ -161,9 +161,9 @@ def test_another_engine_holds_nothing(question: str) -> None:
 def test_a_restart_in_place_holds_no_answer_either() -> None:
     """Counters that went back say that the process is another: its answers to short prompts are gone too."""
     world, again = World("a"), chat(SHORT, ANSWER, "and?")
-    world.router.observe_load("a", Load(prompt_tokens_total=1_000.0))
+    world.router.observations.observe_load("a", Load(prompt_tokens_total=1_000.0))
     world.serve(chat(SHORT), output_tokens=600)
-    world.router.observe_load("a", Load(prompt_tokens_total=1.0))
+    world.router.observations.observe_load("a", Load(prompt_tokens_total=1.0))
     assert world.place(again).credited_tokens == 0
 
 
@@ -207,10 +207,10 @@ def test_not_ready_by_discovery() -> None:
     lease = world.place(chat(LONG))
     world.router.replace([Replica("a", "1", ready=False)])
     for _ in range(10):  # its health checks have no answer either: such a one is used where there is nobody else
-        world.router.observe_health("a", ok=False, silent=True)
+        world.router.fleet.observe_health("a", ok=False, silent=True)
         with pytest.raises(NoReplicaReady):
             world.place(chat(LONG))
-    world.router.observe_health("a", ok=True)
+    world.router.fleet.observe_health("a", ok=True)
     with pytest.raises(NoReplicaReady):
         world.place(chat(LONG))
     world.finish(lease)
@@ -224,10 +224,10 @@ def test_a_start_that_the_metrics_tell_is_another_cache() -> None:
     that says nothing of it, or the same, keeps it."""
     world = World("a")
     ask = chat(words(1, 2_000))
-    world.router.observe_load("a", Load(prompt_tokens_total=5.0, started_s=100.5))
+    world.router.observations.observe_load("a", Load(prompt_tokens_total=5.0, started_s=100.5))
     world.serve(ask)
     for same in (Load(prompt_tokens_total=9.0), Load(prompt_tokens_total=9.0, started_s=100.5)):
-        world.router.observe_load("a", same)
+        world.router.observations.observe_load("a", same)
         assert world.depth(ask, "a") > 10
-    world.router.observe_load("a", Load(prompt_tokens_total=10.0, started_s=200.5))
+    world.router.observations.observe_load("a", Load(prompt_tokens_total=10.0, started_s=200.5))
     assert not world.depth(ask, "a")

@@ -48,7 +48,7 @@ def test_pages_of_several_processes_cost_no_knowledge() -> None:
     member = world.router.fleet.members["a"]
     for n in range(20):
         load = Load(prompt_tokens_total=1e6 * (1 + n % 2), started_s=100.0 + n % 2, kv_tokens_max=100_000)
-        world.router.observe_load("a", load, world.now_s + n)
+        world.router.observations.observe_load("a", load, world.now_s + n)
         if n == 2:
             ask = chat("system", LONG)
             world.serve(ask)
@@ -66,14 +66,14 @@ def test_an_engine_that_slept_has_an_empty_cache() -> None:
     ask = chat("system", LONG)
     for sleep, kept in ((Sleep.PAUSED, True), (Sleep.ASLEEP, False)):
         world = World("a")
-        world.router.observe_load("a", Load(sleep=Sleep.AWAKE), 1.0)
+        world.router.observations.observe_load("a", Load(sleep=Sleep.AWAKE), 1.0)
         world.serve(ask)
         known(world)
-        world.router.observe_load("a", Load(sleep=sleep), 2.0)
+        world.router.observations.observe_load("a", Load(sleep=sleep), 2.0)
         assert bool(world.depth(ask, "a")) is kept
         assert bool(stored(world)) is kept
         known(world)
-        world.router.observe_load("a", Load(sleep=Sleep.AWAKE), 3.0)
+        world.router.observations.observe_load("a", Load(sleep=Sleep.AWAKE), 3.0)
         assert bool(stored(world)) is kept
 
 
@@ -81,15 +81,15 @@ def test_events_correct_the_capacity() -> None:
     """A product is taken with the block size that events name, and dropped once they name several groups."""
     world = World("a")
     load = Load(kv_tokens_max=8_000, kv_blocks=1_000, block_tokens=8, kv_source=CapacitySource.PRODUCT)
-    world.router.observe_load("a", load, 1.0)
+    world.router.observations.observe_load("a", load, 1.0)
     member = world.router.fleet.members["a"]
     assert member.load.kv_tokens_max == 8_000
     known(world)
-    world.router.observe_load("a", load, 2.0)
+    world.router.observations.observe_load("a", load, 2.0)
     assert (member.load.kv_tokens_max, member.load.kv_source) == (16_000, CapacitySource.EVENTS)
     group = Stored([99], None, prompt_of(16).ids, 16, "", b"", None, "GPU", 1, False)
     world.router.knowledge.apply("a", group, 2.0)
-    world.router.observe_load("a", load, 3.0)
+    world.router.observations.observe_load("a", load, 3.0)
     assert member.load.kv_tokens_max is None
 
 
@@ -98,7 +98,7 @@ def test_a_deferred_request_is_not_foreign_work() -> None:
     world = World("a")
     member = world.router.fleet.members["a"]
     for _ in range(FOREIGN_PROBES):
-        world.router.observe_load("a", Load(running=1, waiting=2, deferred=473), world.now_s)
+        world.router.observations.observe_load("a", Load(running=1, waiting=2, deferred=473), world.now_s)
     assert member.untracked_waiting == 2.0
     assert member.others_max is not None
     assert member.others_max >= 476  # the engine has them, so other routers may have sent them

@@ -221,7 +221,7 @@ def test_requests_on_a_replica_that_is_out_already() -> None:
     for _ in range(3):
         world.send(2_000, only="http://0")
     for _ in range(2):
-        world.router.observe_health("http://0", False, "no answer in time", silent=True)
+        world.router.fleet.observe_health("http://0", False, "no answer in time", silent=True)
     world.run(12, every_s=0.1, tokens=2_000)
     assert world.moved >= 3
     assert not world.engines["http://0"].waiting
@@ -245,8 +245,8 @@ def waiting(count: int, leases: int = 2) -> Router:
     )
     router.replace(Replica(f"http://{n}") for n in range(count))
     for id_ in list(router.fleet.members):
-        router.observe_health(id_, True)
-        router.observe_models(id_, [ServedModel("m"), ServedModel(f"lora{len(id_)}", parent="m")])
+        router.fleet.observe_health(id_, True)
+        router.observations.observe_models(id_, [ServedModel("m"), ServedModel(f"lora{len(id_)}", parent="m")])
     for _ in range(leases * count):
         router.route(PlacementRequest(RequestSpec("m", stream=True), "m", None, "k", body_tokens=100), 100.0)
     return router

@@ -23,7 +23,7 @@ def silent(handshake: KvConnector, *hung: str) -> tuple[PairedFleet, dict[str, C
     for _ in range(120):
         fleet.now_s += 1.0
         for name in set("pqde") - set(hung):
-            fleet.router.alive(name, fleet.now_s)
+            fleet.router.observations.alive(name, fleet.now_s)
             fleet.router.fleet.members[name].on_time_s = fleet.now_s
         for _ in fleet.router.scan_for_stalls(fleet.now_s):
             pass
@@ -89,7 +89,7 @@ def test_a_decoder_of_sglangs_that_hangs_is_found(streams: bool) -> None:
     for _ in range(120):
         fleet.now_s += 1.0
         for name in set("pqde") - {hung}:
-            fleet.router.alive(name, fleet.now_s)
+            fleet.router.observations.alive(name, fleet.now_s)
             members[name].on_time_s = fleet.now_s
         for _ in fleet.router.scan_for_stalls(fleet.now_s):
             pass

@@ -136,7 +136,7 @@ class Watched:
     def __init__(self, ids: str = "a", policy: str = "warm", **more: Any) -> None:
         self.world = World(ids, policy, explainer=explainer(), **more)
         for id_ in ids:
-            self.world.router.observe_load(id_, Load(block_tokens=16))
+            self.world.router.observations.observe_load(id_, Load(block_tokens=16))
 
     def miss(self, ask: RequestSpec, **how: Any) -> dict[MissReason, int]:
         """Why the prompt's tokens miss; it is served."""
@@ -198,8 +198,8 @@ def test_what_is_gone_with_its_holder(how: str) -> None:
     it.miss(chat(FIRST))
     router = it.world.router
     if how == "restarted":
-        router.forget("a")
-        router.forget("b")
+        router.observations.forget("a")
+        router.observations.forget("b")
     else:
         gone = next(m for m in router.fleet.members if it.world.depth(chat(FIRST), m))
         router.replace([m.replica for m in router.fleet.members.values() if m.id != gone])

@@ -39,7 +39,7 @@ def watched(ids: str = "a", policy: str = "warm", *, blocks_max: int = 4_096) ->
     """A World whose Router explains."""
     world = World(ids, policy, blocks_max=blocks_max, explainer=Explainer(100_000, replay_window_s=WINDOW_S))
     for id_ in ids:
-        world.router.observe_load(id_, Load(block_tokens=16))
+        world.router.observations.observe_load(id_, Load(block_tokens=16))
     return world
 
 
@@ -118,7 +118,7 @@ def test_every_token_of_every_request_ends_once(what: list[object], policy: str,
             happens(world, each)
             continue
         conversation, turn, only, told, ending, sighting = each  # type: ignore[misc]
-        fits = only if only and world.router.member(only) else None
+        fits = only if only and world.router.fleet.member(only) else None
         lease = world.place(prompt(conversation, turn), only=fits, sighting=sighting)
         total = lease.prompt_tokens
         usage = None if told is None else Usage(int(total * told[1]), 1, int(total * told[0]))
@@ -135,8 +135,8 @@ def test_every_token_of_every_request_ends_once(what: list[object], policy: str,
 def happens(world: World, what: str) -> None:
     """Something that takes caches away, or time that passes."""
     router = world.router
-    if what.startswith("restart") and router.member(what[-1]):
-        router.forget(what[-1])
+    if what.startswith("restart") and router.fleet.member(what[-1]):
+        router.observations.forget(what[-1])
     elif what == "leave":
         router.replace([m.replica for m in router.members if m.id != "c"])
     world.now_s += 2_000.0
@@ -174,7 +174,7 @@ def gone_with_its_replica() -> Places:
     """The only replica restarts in between."""
     world = watched()
     world.serve(chat(FIRST))
-    world.router.forget("a")
+    world.router.observations.forget("a")
     return ended(world.serve(chat(FIRST)))
 
 
@@ -221,7 +221,7 @@ def behind_the_gpu() -> Places:
     router = router_of("a", load_guesses=guesses, explainer=Explainer(100_000, replay_window_s=WINDOW_S))
     router.knowledge.set_untokenizable("a", "")
     router.knowledge.grade("a", Confidence.EXACT, "joined", 0.0)
-    router.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=block))
+    router.observations.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=block))
     stored = Stored(hashes, None, ids[: 4 * tokens], block, "", b"", None, "GPU", 0, prefix=True)
     copied = Stored(hashes, None, ids[: 4 * tokens], block, "", b"", None, "CPU", 0, prefix=True)
     for event in (stored, copied, Removed(hashes, "GPU", 0)):

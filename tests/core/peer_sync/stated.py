@@ -35,7 +35,7 @@ def restored(router: Router, pieces: list[bytes], now_s: float, age_s: float = 0
     """Take over what may be, at once; returns why not, by replica."""
     parts, refused = parts_of(pieces), dict[str, str]()
     for id_, part in parts.parts.items():
-        member = router.member(id_)
+        member = router.fleet.member(id_)
         if member is None:
             continue
         same, why = same_engine(part.replica, member, age_s)

@@ -122,12 +122,12 @@ def test_nothing_is_credited_to_an_engine_that_began_anew() -> None:
     routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=9)
     routers.tell_all(1.0)
     (id_,) = routers.ids
-    routers.router("b").forget(id_)
+    routers.router("b").observations.forget(id_)
     routers["b"].say(10.0)
     routers.place("a", prompt_tokens=PROMPT, now_s=10.5, group=1)
     routers.tell("a", "b", 10.5, 10.5)
     assert routers.router("b").index.depth(id_, keys(1, 64)) == 0
-    routers.router("a").forget(id_)
+    routers.router("a").observations.forget(id_)
     routers.tell("a", "b", 11.0, 11.0)
     routers.place("a", prompt_tokens=PROMPT, now_s=11.1, group=3)
     routers.tell("a", "b", 11.4, 11.4)

@@ -85,7 +85,7 @@ def test_claims_that_an_engine_does_not_bear_out_take_no_places(claimed: int) ->
     fleet = Fleet(in_flight_max=1_024)
     member = fleet.world.router.fleet.members["a"]
     member.apply_peer_load("x", PeerLoad(open=claimed), 0.0, 0.0)
-    fleet.world.router.observe_load("a", Load(running=10, waiting=0))
+    fleet.world.router.observations.observe_load("a", Load(running=10, waiting=0))
     fleet.admission.tick()
     assert member.open_leases == 10 + UNCOUNTED_MAX
     answers = [fleet.ask() for _ in range(100)]
@@ -108,6 +108,6 @@ def test_what_others_really_have_open_fills_an_engine() -> None:
     fleet = Fleet(in_flight_max=8)
     member = fleet.world.router.fleet.members["a"]
     member.apply_peer_load("x", PeerLoad(open=8), 0.0, 0.0)
-    fleet.world.router.observe_load("a", Load(running=8, waiting=0))
+    fleet.world.router.observations.observe_load("a", Load(running=8, waiting=0))
     fleet.admission.tick()
     assert fleet.ask() == []

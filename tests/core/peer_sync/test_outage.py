@@ -13,7 +13,7 @@ CAPACITY_TOKENS = 400_000
 def probed(routers: Several, name: str, id_: str, prompt_tokens: int, now_s: float) -> None:
     """One of them hears what the engine has counted so far."""
     load = Load(prompt_tokens_total=prompt_tokens, kv_tokens_max=CAPACITY_TOKENS)
-    routers.router(name).observe_load(id_, load, now_s)
+    routers.router(name).observations.observe_load(id_, load, now_s)
 
 
 def test_what_others_sent_during_an_outage_is_not_foreign() -> None:

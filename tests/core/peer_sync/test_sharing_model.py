@@ -85,7 +85,7 @@ class Routers(RuleBasedStateMachine):
     @rule(name=NAME, replica=st.integers(0, 2))
     def lose_cache(self, name: str, replica: int) -> None:
         """One of them sees that an engine began anew."""
-        self.routers.router(name).forget(self.routers.ids[replica])
+        self.routers.router(name).observations.forget(self.routers.ids[replica])
 
     @rule(name=NAME)
     def say(self, name: str) -> None:

@@ -40,7 +40,7 @@ def known(load: Load = NOW, instance: str = "", *names: str) -> tuple[Several, s
 def see(router: Router, id_: str, load: Load, instance: str = "") -> None:
     """Discovery and a probe say this of a replica."""
     router.replace([Replica(id_, instance=instance)])
-    router.observe_load(id_, load)
+    router.observations.observe_load(id_, load)
 
 
 def held(several: Several) -> int:
@@ -104,7 +104,7 @@ def test_a_cache_that_begins_anew_meanwhile_ends_it() -> None:
     router, member = several.router("after"), several.member("after", id_)
     steps = import_replica(router, member, part, 0.0, 50.0)
     next(steps)
-    router.forget(id_)
+    router.observations.forget(id_)
     assert list(steps) == []
     assert not held(several)
     assert not router.answers.newest(0, 10)

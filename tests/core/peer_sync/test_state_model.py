@@ -32,7 +32,7 @@ def lived(several: Several, name: str, steps: Steps, now_s: float) -> list[Lease
         if what == "place":
             leases.append(several.place(name, prompt_tokens=size * 128, group=group, now_s=now_s))
         elif what == "restart":
-            router.forget(several.ids[group % len(several.ids)])
+            router.observations.forget(several.ids[group % len(several.ids)])
         elif what == "drop":
             router.index.drop(several.ids[group % len(several.ids)], keys(group, size)[size // 2 :])
         elif leases:
@@ -47,7 +47,7 @@ def lived(several: Several, name: str, steps: Steps, now_s: float) -> list[Lease
 def begun(router: Router, ids: list[str], started_s: float = 5.0) -> None:
     """Each engine says since when it runs, and how much it has counted."""
     for id_ in ids:
-        router.observe_load(id_, Load(prompt_tokens_total=1e9, started_s=started_s))
+        router.observations.observe_load(id_, Load(prompt_tokens_total=1e9, started_s=started_s))
 
 
 @given(steps)

@@ -45,7 +45,7 @@ class PairedFleet:
         )
         self.discover()
         for name in roles:
-            self.router.observe_load(name, Load(kv_tokens_max=2_000_000, block_tokens=16))
+            self.router.observations.observe_load(name, Load(kv_tokens_max=2_000_000, block_tokens=16))
         speeds = self.router.fleet.members[next(iter(roles))].speeds
         speeds.prefill.model, speeds.steps.model = PrefillModel(20.0, 0.06, 0.0), StepModel(20.0, 0.1, 5e-5)
         if pair:
@@ -56,17 +56,17 @@ class PairedFleet:
         found = [Replica(name, role=self.roles[name], revision=revisions.get(name, "")) for name in names or self.roles]
         self.router.replace(found)
         for name in names or self.roles:
-            self.router.observe_health(name, ok=True)
-            self.router.observe_models(name, [ServedModel("m")])
+            self.router.fleet.observe_health(name, ok=True)
+            self.router.observations.observe_models(name, [ServedModel("m")])
 
     def pair(self, handshake: KvConnector = KvConnector.NIXL) -> list[tuple[str, str]]:
         """Every replica shakes hands, and all pairs are warmed; returns those."""
         for name in self.roles:
-            self.router.set_kv_connector(name, handshake, f"{name}:8998")
+            self.router.disaggregator.set_connector(name, handshake, f"{name}:8998")
         warmed = list[tuple[str, str]]()
-        while pairs := self.router.pairs_to_warm(self.now_s):
+        while pairs := self.router.disaggregator.pairs_to_warm(self.now_s):
             for pair in pairs:
-                self.router.pair_warmed(*pair, ok=True, now_s=self.now_s)
+                self.router.disaggregator.pair_warmed(*pair, ok=True, now_s=self.now_s)
                 warmed.append(pair)
         return warmed
 

@@ -81,6 +81,6 @@ def test_an_answer_that_goes_past_is_graded_and_not_waited_for() -> None:
     seen = router.route(wanted(), 0.0)
     assert seen.streams
     assert seen.receipt.grade is Confidence.ESTIMATED
-    member = router.member(name)
+    member = router.fleet.member(name)
     assert member is not None
     assert member.unobserved_responses == 1

@@ -62,7 +62,7 @@ def test_credit_needs_the_prompt_to_be_there_still() -> None:
     """Nothing is credited behind a prefix that was evicted, nor on a replica that left."""
     world = World("a")
     world.serve(chat(LONG), output_tokens=4_000)
-    world.router.forget("a")
+    world.router.observations.forget("a")
     assert world.place(chat(LONG, words(2, 4_000), "why?")).cached_tokens == 0
     world = World("ab")
     home = world.serve(chat(LONG), output_tokens=4_000).replica
@@ -74,7 +74,7 @@ def test_credit_is_dropped_where_engines_disagree() -> None:
     """A model whose engine keeps missing the answers (a template that drops reasoning) gets no more credit, and
     another model still does."""
     world, credited = World("a"), []
-    world.router.observe_models("a", [ServedModel(MODEL), ServedModel("other")])
+    world.router.observations.observe_models("a", [ServedModel(MODEL), ServedModel("other")])
     for n in range(8):
         question = words(10 + n, 2_000)
         world.serve(chat(question), output_tokens=1_000)
@@ -125,7 +125,7 @@ def test_one_slow_answer_is_no_exile() -> None:
     for _ in range(60):
         world.now_s += 1.0
         for id_ in "ab":
-            world.router.observe_load(id_, Load(), world.now_s)
+            world.router.observations.observe_load(id_, Load(), world.now_s)
     assert asked(30) == {"a", "b"}
 
 
@@ -142,13 +142,13 @@ def test_prefill_speed_is_learned_from_streams() -> None:
 def test_predictions_are_rounded_and_capped_as_engines_do() -> None:
     """Whole blocks of the engine, never the last token, and nothing where prefix caching is off."""
     world = World("a")
-    world.router.observe_load("a", Load(block_tokens=48, kv_tokens_max=100_000))
+    world.router.observations.observe_load("a", Load(block_tokens=48, kv_tokens_max=100_000))
     prompt = chat(words(1, 4 * BLOCK_TOKENS - 3))  # whole blocks of ours, role included
     world.serve(prompt)
     lease = world.place(prompt)
     assert lease.prompt_tokens > lease.cached_tokens > lease.prompt_tokens - 48 - BLOCK_TOKENS
     assert lease.cached_tokens % 48 == 0
-    world.router.observe_load("a", Load(prefix_caching=False))
+    world.router.observations.observe_load("a", Load(prefix_caching=False))
     assert world.place(prompt).cached_tokens == 0
 
 
@@ -158,7 +158,7 @@ def test_the_last_token_is_always_computed() -> None:
     ask = OPENAI.parse("/v1/completions", json.dumps({"model": MODEL, "prompt": ids}).encode())
     world.serve(ask)
     assert world.place(ask).cached_tokens == len(ids) - 1
-    world.router.observe_load("a", Load(block_tokens=16))
+    world.router.observations.observe_load("a", Load(block_tokens=16))
     assert world.place(ask).cached_tokens == len(ids) - 16
 
 
@@ -183,7 +183,7 @@ def test_capacity_is_the_engines() -> None:
     """The believed cache shrinks to what the engine reports, in its tokens at the learned ratio."""
     world = World("a")
     world.serve(chat(LONG))
-    world.router.observe_load("a", Load(kv_tokens_max=32 * BLOCK_TOKENS))
+    world.router.observations.observe_load("a", Load(kv_tokens_max=32 * BLOCK_TOKENS))
     assert (world.router.index.capacity("a"), world.router.index.blocks("a")) == (32, 32)
     assert world.depth(chat(LONG), "a") > 0
 
@@ -208,8 +208,8 @@ def test_eviction_has_no_price_where_others_send_too() -> None:
     question = chat(words(5, 4_000))
     assert world.place(question).receipt.candidates[0].evicted_ms > 0
     for probe in range(2):
-        world.router.observe_load("a", Load(prompt_tokens_total=1.0 + probe * 1_000_000))
-    world.router.check(world.now_s)
+        world.router.observations.observe_load("a", Load(prompt_tokens_total=1.0 + probe * 1_000_000))
+    world.router.observations.check(world.now_s)
     assert world.place(question).receipt.candidates[0].evicted_ms == 0
 
 
@@ -221,7 +221,7 @@ def test_a_full_pool_makes_others_wait() -> None:
     world.now_s += 19.0
     world.finish(lease, usage=Usage(8_000, 500, 0))
     for id_ in "ab":
-        world.router.observe_load(id_, Load(kv_tokens_max=10_000))
+        world.router.observations.observe_load(id_, Load(kv_tokens_max=10_000))
     world.place(chat(words(4, 8_000)), only="a")
     full, free = world.place(chat(words(5, 4_000))).receipt.candidates
     assert full.kv_wait_ms > 0
@@ -298,11 +298,11 @@ def test_every_lease_comes_back(steps: list[tuple[str, Any]]) -> None:
             world.router.finish(leases[detail[0] % len(leases)], detail[1], world.now_s)
         elif action == "replace":
             for id_ in world.router.replace([Replica(id_) for id_ in sorted(detail)])[0]:
-                world.router.observe_models(id_, [ServedModel(MODEL)])
+                world.router.observations.observe_models(id_, [ServedModel(MODEL)])
         elif action == "health":
-            world.router.observe_health(detail[0], ok=detail[1])
+            world.router.fleet.observe_health(detail[0], ok=detail[1])
         elif action == "load":
-            world.router.observe_load(*detail)
+            world.router.observations.observe_load(*detail)
     for lease in leases:
         world.finish(lease, EndReason.FAILED)
     assert all(use == (0, 0, 0.0) for use in world.in_use())

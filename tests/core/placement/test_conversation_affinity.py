@@ -97,7 +97,7 @@ def test_unread_requests_stay_where_their_conversation_is() -> None:
 def test_another_models_conversation_is_another() -> None:
     """A client that asks a small model for titles under the same name does not move its conversation."""
     world = World()
-    world.router.observe_models("a", [])
+    world.router.observations.observe_models("a", [])
     home = world.serve(chat("Hello", system=words(1, 200)), conversation=ConversationRef(MAIN))
     world.serve(chat("Title", system=words(2, 200)), conversation=ConversationRef(MAIN), model=None)
     child = world.serve(chat("Sub", system=words(1, 200)), conversation=ConversationRef(CHILD, MAIN))

@@ -28,10 +28,10 @@ def beside_others(factor: float, first: int = 0) -> World:
     for n in range(8):
         for i, id_ in enumerate(IDS):
             sent = 8_000 * n
-            world.router.observe_load(id_, Load(prompt_tokens_total=factor * sent))
+            world.router.observations.observe_load(id_, Load(prompt_tokens_total=factor * sent))
             world.serve(chat(text(first + 100 * i + n)), only=id_)
     world.now_s += 10.0
-    world.router.check(world.now_s)
+    world.router.observations.check(world.now_s)
     return world
 
 

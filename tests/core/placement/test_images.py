@@ -40,13 +40,13 @@ def load(total: float) -> Load:
 def served(asks: list[RequestSpec], *, told: bool = True) -> World:
     """One replica that answered these, and says what it counted, in its answers or at least on its page."""
     world, total = World("a"), 0.0
-    world.router.observe_load("a", load(total), world.now_s)
+    world.router.observations.observe_load("a", load(total), world.now_s)
     for ask in asks:
         lease = world.place(ask)
         world.first_token(lease, after_s=0.3)
         world.finish(lease, usage=Usage(count(ask), 10) if told else None)
         total += count(ask)
-        world.router.observe_load("a", load(total), world.now_s)
+        world.router.observations.observe_load("a", load(total), world.now_s)
     return world
 
 
@@ -71,12 +71,12 @@ def test_long_answers_count_once_in_the_share() -> None:
     that were too long, nor by answers that take their time."""
     world, total, held = World("a"), 0.0, []
     world.router.models.tokens(MODEL).observe(200_000, 400_000)  # half a byte to a token: guesses are much too long
-    world.router.observe_load("a", load(total), world.now_s)
+    world.router.observations.observe_load("a", load(total), world.now_s)
     for n in range(300):
         ask = RequestSpec(MODEL, Prompt(str(n).zfill(4_000).encode(), 4_000), stream=True)
         held.append(world.place(ask))
         total += 2_000.0  # ours and as much of another router's
-        world.router.observe_load("a", load(total), world.now_s)
+        world.router.observations.observe_load("a", load(total), world.now_s)
         if len(held) > 40:
             world.finish(held.pop(0), usage=Usage(1_000, 10))
     member = world.router.fleet.members["a"]

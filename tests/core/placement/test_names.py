@@ -33,7 +33,7 @@ def test_names_of_one_model_share_a_cache() -> None:
     what was learned of its tokens holds."""
     world = World("abc")
     for id_ in "abc":
-        world.router.observe_models(id_, [*rows("a", "b"), LORA])
+        world.router.observations.observe_models(id_, [*rows("a", "b"), LORA])
     known_as = world.router.models.names.cache_identity
     asks = [chat(words(1, 2_000)), chat(words(1, 2_000), "yes", words(2, 200))]
     placed = []
@@ -134,9 +134,9 @@ def test_names_that_are_one_are_one_everywhere(
 def test_models_of_a_replica_that_left_are_forgotten() -> None:
     """And nothing of it is kept."""
     world = World("ab")
-    world.router.observe_models("a", rows(MODEL, "alias"))
-    world.router.observe_models("b", rows(MODEL, "alias"))
+    world.router.observations.observe_models("a", rows(MODEL, "alias"))
+    world.router.observations.observe_models("b", rows(MODEL, "alias"))
     assert world.router.models.names.others
     world.router.replace([Replica("b")])
-    world.router.observe_models("b", [ServedModel(MODEL)])
+    world.router.observations.observe_models("b", [ServedModel(MODEL)])
     assert not world.router.models.names.others

@@ -12,7 +12,7 @@ from tests.core.placement.paired import PairedFleet
 
 def seen(fleet: PairedFleet, pairs_max: int = 100) -> dict[tuple[str, str], PairStatus]:
     """By replicas (prefill, decode), in order."""
-    pairs, in_all = fleet.router.pairs(pairs_max, fleet.now_s)
+    pairs, in_all = fleet.router.disaggregator.list_pairs(pairs_max, fleet.now_s)
     assert len(pairs) == min(in_all, pairs_max)
     return {(pair.prefill, pair.decode): pair for pair in pairs}
 
@@ -35,7 +35,7 @@ def test_a_pair_counts_its_requests() -> None:
     fleet.prefilled(failed[0], ending=EndReason.FAILED)
     fleet.finish(failed[0], EndReason.CLIENT_LEFT)
     fleet.prefilled(stalled[0])
-    fleet.router.pair_broke(stalled[1].replica, stalled[0].replica, now_s=fleet.now_s)
+    fleet.router.disaggregator.pair_broke(stalled[1].replica, stalled[0].replica, now_s=fleet.now_s)
     fleet.finish(stalled[0], EndReason.REFUSED_BY_ENGINE)
     fleet.router.finish(left[0], Outcome(EndReason.CLIENT_LEFT), fleet.now_s)
     pairs = seen(fleet)
@@ -57,7 +57,7 @@ def test_those_in_trouble_come_first() -> None:
     fleet.pair()
     fleet.streams("d", "e", count=8)
     used = [fleet.split(seed) for seed in range(5)]
-    fleet.router.pair_broke("q", "e", now_s=fleet.now_s)
+    fleet.router.disaggregator.pair_broke("q", "e", now_s=fleet.now_s)
     pairs = seen(fleet)
     assert next(iter(pairs)) == ("q", "e")
     assert pairs["q", "e"].state is PairState.COOLDOWN
@@ -70,13 +70,13 @@ def test_those_in_trouble_come_first() -> None:
     pairs = seen(fleet)
     assert (pairs["q", "e"].state, pairs["q", "e"].rests_s) == (PairState.NEW, 0.0)
     assert next(iter(pairs)) == ("q", "e")
-    assert fleet.router.pairs_to_warm(fleet.now_s) == [("q", "e")]
-    fleet.router.pair_warmed("q", "e", ok=True, now_s=fleet.now_s)
+    assert fleet.router.disaggregator.pairs_to_warm(fleet.now_s) == [("q", "e")]
+    fleet.router.disaggregator.pair_warmed("q", "e", ok=True, now_s=fleet.now_s)
     assert seen(fleet)["q", "e"].state is PairState.WARM
 
 
 def test_nothing_pairs_without_handshakes() -> None:
     """And then there is nothing to show."""
     fleet = PairedFleet(pair=False)
-    assert fleet.router.pairs_to_warm(fleet.now_s) == []
-    assert fleet.router.pairs(10, fleet.now_s) == ([], 0)
+    assert fleet.router.disaggregator.pairs_to_warm(fleet.now_s) == []
+    assert fleet.router.disaggregator.list_pairs(10, fleet.now_s) == ([], 0)

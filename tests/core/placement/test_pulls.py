@@ -272,14 +272,14 @@ class _History:
         self.router = router_of(NAMES, load_guesses={CPU: LoadModel(1, 0.001), PEER: LoadModel(0.0, 0.0)})
         self.truth, self.now_s, self.pulls = _Truth(), 100.0, 0
         for name in NAMES:
-            self.router.observe_models(name, [ServedModel("m"), ServedModel("lora", parent="m")])
+            self.router.observations.observe_models(name, [ServedModel("m"), ServedModel("lora", parent="m")])
             self._join(name)
             self._change("prove", name, 0)
 
     def _join(self, name: str) -> None:
         self.router.knowledge.set_untokenizable(name, "")
         self.router.knowledge.grade(name, Confidence.EXACT, "joined", self.now_s)
-        self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
+        self.router.observations.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         self._event("store", name, 2, 1, "GPU", 0, 1)  # a salted block: it is an engine whose events name salts
 
     def run(self, history: list[_Step]) -> None:
@@ -332,7 +332,7 @@ class _History:
             if name in self.truth.proved:
                 self.truth.resting_s[name] = max(until_s, self.truth.resting_s.get(name, 0.0))
         else:
-            self.router.forget(name)
+            self.router.observations.forget(name)
             self._event("clear", name, 0, 0, "GPU", 0, 0)
 
     def _place(self, only: str, prompt: int, identity: int, ending: str, tokens: int) -> None:

@@ -85,7 +85,7 @@ def test_a_request_that_belongs_to_a_replica_goes_there() -> None:
     world = World()
     for _ in range(20):
         assert world.place(chat(LONG), only="c").replica == "c"
-    world.router.observe_health("c", ok=False, proof=True)
+    world.router.fleet.observe_health("c", ok=False, proof=True)
     with pytest.raises(NoReplicaReady):
         world.place(chat(LONG), only="c")
 
@@ -125,10 +125,10 @@ def test_a_policy_blind_to_caches_says_so() -> None:
 def test_only_replicas_that_serve_the_model_are_asked() -> None:
     """Also for an adapter loaded on one of them; a request for any model may go anywhere."""
     world = World()
-    world.router.observe_models("b", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
+    world.router.observations.observe_models("b", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
     assert world.place(chat(LONG), model="lora").replica == "b"
     assert {world.place(RequestSpec(None), model=None, body_tokens=5_000).replica for _ in range(12)} == set("abcd")
-    world.router.observe_models("b", [])
+    world.router.observations.observe_models("b", [])
     with pytest.raises(NoReplicaReady):
         world.place(chat(LONG), model="lora")
 
@@ -137,16 +137,16 @@ def test_model_names_are_resolved() -> None:
     """A known name stands for itself; none at all for the one base model; unknown ones name the known."""
     world = World("ab")
     resolve = world.router.models.resolve
-    world.router.observe_models("a", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
+    world.router.observations.observe_models("a", [ServedModel(MODEL), ServedModel("lora", parent=MODEL)])
     assert (resolve("lora"), resolve(MODEL), resolve(None)) == ("lora", MODEL, MODEL)
     with pytest.raises(UnknownModel) as caught:
         resolve("gpt")
     assert caught.value.known == ["lora", MODEL]
-    world.router.observe_models("b", [ServedModel("other")])
+    world.router.observations.observe_models("b", [ServedModel("other")])
     with pytest.raises(UnknownModel):
         resolve(None)
     for id_ in "ab":
-        world.router.observe_health(id_, ok=False, proof=True)
+        world.router.fleet.observe_health(id_, ok=False, proof=True)
     with pytest.raises(NoReplicaReady):
         resolve(MODEL)
 
@@ -221,20 +221,20 @@ def test_a_restarted_engine_holds_nothing() -> None:
     world = World("ab")
     for id_ in "ab":
         world.serve(chat(LONG), only=id_)
-        world.router.observe_load(id_, Load(prompt_tokens_total=9_000))
-    world.router.observe_load("a", Load(prompt_tokens_total=10))
+        world.router.observations.observe_load(id_, Load(prompt_tokens_total=9_000))
+    world.router.observations.observe_load("a", Load(prompt_tokens_total=10))
     assert (world.depth(chat(LONG), "a"), world.depth(chat(LONG), "b")) == (0, 62)
-    world.router.forget("b")
+    world.router.observations.forget("b")
     assert world.depth(chat(LONG), "b") == 0
 
 
 def test_news_of_unknown_replicas_is_ignored() -> None:
     """A probe that ends after its replica left changes nothing."""
     world = World("a")
-    assert not world.router.observe_health("gone", ok=True)
-    world.router.observe_models("gone", [ServedModel("x")])
-    world.router.observe_load("gone", Load(kv_tokens_max=5))
-    world.router.forget("gone")
+    assert not world.router.fleet.observe_health("gone", ok=True)
+    world.router.observations.observe_models("gone", [ServedModel("x")])
+    world.router.observations.observe_load("gone", Load(kv_tokens_max=5))
+    world.router.observations.forget("gone")
     assert world.router.fleet.model_names() == {MODEL}
 
 
@@ -279,9 +279,13 @@ def test_an_unknown_prompt_is_sized_by_its_body() -> None:
 def test_one_replica_serves_each_request_without_a_disaggregator() -> None:
     """Connectors and pairs are then unknown, whatever is reported, and nothing is kept for them."""
     router = World("ab").router
-    router.set_kv_connector("a", KvConnector.SGLANG, "a:8998")
+    router.disaggregator.set_connector("a", KvConnector.SGLANG, "a:8998")
     assert type(router.disaggregator) is Disaggregator
-    assert router.kv_connector_of("a") is None
+    assert router.disaggregator.connector_of("a") is None
     assert router.takes_whole(router.members[0])
-    assert (router.pairs_to_warm(0.0), router.pair_counts(0.0), router.pairs(9, 0.0)) == ([], {}, ([], 0))
+    assert (
+        router.disaggregator.pairs_to_warm(0.0),
+        router.disaggregator.pair_counts(0.0),
+        router.disaggregator.list_pairs(9, 0.0),
+    ) == ([], {}, ([], 0))
     assert (router.fleet.observers, router.fleet.stage_only, router.fleet.waits_for_peer) == ([], set(), None)

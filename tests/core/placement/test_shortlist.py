@@ -23,7 +23,9 @@ def busy_world(seed: int) -> World:
     """Many replicas with random work, caches and open answers."""
     rng, world = Random(seed), World([f"http://{n}" for n in range(REPLICAS)])
     for n in range(REPLICAS):
-        world.router.observe_load(f"http://{n}", Load(kv_usage=rng.random(), kv_tokens_max=200_000), world.now_s)
+        world.router.observations.observe_load(
+            f"http://{n}", Load(kv_usage=rng.random(), kv_tokens_max=200_000), world.now_s
+        )
     for n in range(90):
         prefix, tail = text(rng.randrange(8), rng.choice([600, 3_000])), text(1_000 + n % 40, rng.choice([50, 900]))
         lease = world.place(chat(tail, system=prefix), session=str(rng.randrange(40)))
@@ -96,11 +98,11 @@ def test_a_prompt_goes_where_the_context_is_long_enough() -> None:
     """Of replicas whose contexts differ those are asked that can take the prompt; where none can, the engine is to
     refuse it; and what is short goes to all."""
     world = World("ab")
-    world.router.observe_models("a", [ServedModel(MODEL, max_model_len_tokens=8_000)])
-    world.router.observe_models("b", [ServedModel(MODEL, max_model_len_tokens=32_000)])
+    world.router.observations.observe_models("a", [ServedModel(MODEL, max_model_len_tokens=8_000)])
+    world.router.observations.observe_models("b", [ServedModel(MODEL, max_model_len_tokens=32_000)])
     long, longer = words(1, 16_000), words(2, 64_000)
     assert {world.place(chat(long, str(n)), session=str(n)).replica for n in range(20)} == {"b"}
     calm = World("ab")
-    calm.router.observe_models("a", [ServedModel(MODEL, max_model_len_tokens=8_000)])
+    calm.router.observations.observe_models("a", [ServedModel(MODEL, max_model_len_tokens=8_000)])
     assert {calm.place(chat(words(n, 100)), session=str(n)).replica for n in range(20)} == {"a", "b"}
     assert world.place(chat(longer)).replica in {"a", "b"}

@@ -103,7 +103,7 @@ def test_a_holder_that_is_not_ready_is_a_reason() -> None:
     assert world.place(again, exclude=frozenset({home})).receipt.spill == "retry"
     other = next(id_ for id_ in "abc" if id_ != home)
     assert world.place(chat(LONG, "no"), full={home, other}).receipt.spill in {"full", ""}
-    world.router.observe_health(home, ok=False, proof=True)
+    world.router.fleet.observe_health(home, ok=False, proof=True)
     world.place(again)
     world.router.replace([Replica(id_) for id_ in "abc" if id_ != home])
     assert not world.place(chat(words(77, 8_000))).receipt.spill

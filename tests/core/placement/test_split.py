@@ -88,7 +88,7 @@ def test_replicas_that_do_everything_prefill_for_each_other() -> None:
     fleet = PairedFleet(BOTH)
     fleet.streams("a", "b", "c", count=12)
     fleet.streams("d", count=1)
-    fleet.router.observe_load("d", Load(kv_tokens_max=30_000, block_tokens=16, kv_usage=0.9))
+    fleet.router.observations.observe_load("d", Load(kv_tokens_max=30_000, block_tokens=16, kv_usage=0.9))
     lease = fleet.place(0, 2_500)
     leg = lease.receipt.leg
     assert leg is None or leg.replica != lease.replica
@@ -290,15 +290,15 @@ def test_a_pair_that_broke_rests_until_it_is_warmed() -> None:
     fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE})
     router, members = fleet.router, fleet.router.fleet.members
     for _ in range(20):
-        router.pair_broke("p", "d", now_s=fleet.now_s)
+        router.disaggregator.pair_broke("p", "d", now_s=fleet.now_s)
     assert not router.disaggregator.pairs.is_warm(members["p"], members["d"])
     assert router.disaggregator.pairs.is_warm(members["p"], members["e"])
-    assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S - 0.1) == []
-    assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S) == [("p", "d")]
-    router.pair_broke("p", "d", now_s=fleet.now_s)  # of a request from before
-    router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + PAIR_REST_S)
+    assert router.disaggregator.pairs_to_warm(fleet.now_s + PAIR_REST_S - 0.1) == []
+    assert router.disaggregator.pairs_to_warm(fleet.now_s + PAIR_REST_S) == [("p", "d")]
+    router.disaggregator.pair_broke("p", "d", now_s=fleet.now_s)  # of a request from before
+    router.disaggregator.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + PAIR_REST_S)
     assert router.disaggregator.pairs.is_warm(members["p"], members["d"])
-    router.pair_broke("x", "d", now_s=fleet.now_s)
+    router.disaggregator.pair_broke("x", "d", now_s=fleet.now_s)
 
 
 def test_the_last_pair_of_sglangs_goes_on() -> None:
@@ -307,11 +307,11 @@ def test_the_last_pair_of_sglangs_goes_on() -> None:
     fleet.pair(KvConnector.SGLANG)
     legs, members = fleet.router.disaggregator.pairs, fleet.router.fleet.members
     for name in "de":
-        fleet.router.pair_broke("p", name, now_s=fleet.now_s)
+        fleet.router.disaggregator.pair_broke("p", name, now_s=fleet.now_s)
     assert [legs.is_warm(members["p"], members[name]) for name in "de"] == [False, True]
-    fleet.router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
+    fleet.router.disaggregator.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
     for _ in range(3):
-        fleet.router.observe_health("d", ok=False)
+        fleet.router.fleet.observe_health("d", ok=False)
     assert not members["d"].ready
-    fleet.router.pair_broke("p", "e", now_s=fleet.now_s)
+    fleet.router.disaggregator.pair_broke("p", "e", now_s=fleet.now_s)
     assert legs.is_warm(members["p"], members["e"])

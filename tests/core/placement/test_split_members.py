@@ -54,12 +54,12 @@ def test_a_prefill_replica_with_too_short_a_context_gets_no_leg() -> None:
     """Its engine would refuse the prompt; one that says nothing of its context gets it."""
     fleet = PairedFleet({"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE})
     fleet.streams("d")
-    fleet.router.observe_models("p", [ServedModel("m", max_model_len_tokens=TOKENS // 2)])
+    fleet.router.observations.observe_models("p", [ServedModel("m", max_model_len_tokens=TOKENS // 2)])
     for seed in range(4):
         lease, leg = fleet.split(seed)
         assert leg.replica == "q"
         fleet.finish(lease, EndReason.CLIENT_LEFT)
-    fleet.router.observe_models("q", [ServedModel("m", max_model_len_tokens=TOKENS // 2)])
+    fleet.router.observations.observe_models("q", [ServedModel("m", max_model_len_tokens=TOKENS // 2)])
     assert fleet.place(5).receipt.leg is None
     assert fleet.split(6, TOKENS // 4)[1].replica in "pq"
 

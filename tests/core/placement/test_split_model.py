@@ -53,7 +53,7 @@ class History:
     def run(self, steps: int) -> None:
         """So many random steps, and then the end of all that is under way."""
         for name in NAMES:
-            self.fleet.router.set_kv_connector(name, KvConnector.NIXL, f"{name}:8998")
+            self.fleet.router.disaggregator.set_connector(name, KvConnector.NIXL, f"{name}:8998")
         for _ in range(self.rng.choice((1, 3, 12))):
             self.look()
             while self.warming and self.rng.random() < 0.9:
@@ -146,9 +146,9 @@ class History:
 
     def _observe(self, name: str) -> None:
         router, truth = self.fleet.router, self.truth[name]
-        router.observe_health(name, ok=True)
-        router.observe_models(name, [ServedModel(truth.model)])
-        router.observe_load(name, Load(kv_tokens_max=2_000_000, block_tokens=truth.block_tokens))
+        router.fleet.observe_health(name, ok=True)
+        router.observations.observe_models(name, [ServedModel(truth.model)])
+        router.observations.observe_load(name, Load(kv_tokens_max=2_000_000, block_tokens=truth.block_tokens))
 
     def prove(self) -> None:
         """A replica shakes hands otherwise than before, not at all, or as ever."""
@@ -156,7 +156,7 @@ class History:
         truth = self.truth[name]
         if truth.there:
             truth.handshake = self.rng.choice((None, KvConnector.NIXL, KvConnector.NIXL, KvConnector.SGLANG))
-            self.fleet.router.set_kv_connector(name, truth.handshake, f"{name}:8998")
+            self.fleet.router.disaggregator.set_connector(name, truth.handshake, f"{name}:8998")
             if truth.handshake is not None and truth.handshake is not truth.last:
                 truth.last = truth.handshake
                 self._cold(name)
@@ -167,7 +167,7 @@ class History:
 
     def look(self) -> None:
         """Whoever warms pairs asks which: each replica is in one at most."""
-        pairs = self.fleet.router.pairs_to_warm(self.fleet.now_s)
+        pairs = self.fleet.router.disaggregator.pairs_to_warm(self.fleet.now_s)
         names = [name for pair in pairs for name in pair]
         assert len(names) == len(set(names))
         self.warming += pairs
@@ -177,7 +177,7 @@ class History:
         if self.warming:
             pair = self.warming.pop(self.rng.randrange(len(self.warming)))
             ok = self.rng.random() < 0.8
-            self.fleet.router.pair_warmed(*pair, ok=ok, now_s=self.fleet.now_s)
+            self.fleet.router.disaggregator.pair_warmed(*pair, ok=ok, now_s=self.fleet.now_s)
             (self.warm.add if ok else self.warm.discard)(pair)
 
 
@@ -204,19 +204,19 @@ def test_pairs_are_warmed_once_and_rest_after_a_failure() -> None:
     fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
     fleet.streams("d")
     for name in "pd":
-        fleet.router.set_kv_connector(name, KvConnector.MOONCAKE, f"{name}:8998")
+        fleet.router.disaggregator.set_connector(name, KvConnector.MOONCAKE, f"{name}:8998")
     router = fleet.router
     assert fleet.place().receipt.leg is None
-    assert router.pairs_to_warm(fleet.now_s) == [("p", "d")]
-    assert router.pairs_to_warm(fleet.now_s + 59.0) == []
-    router.pair_warmed("p", "d", ok=False, now_s=fleet.now_s)
-    assert [router.pairs_to_warm(fleet.now_s + after_s) for after_s in (4.9, 5.0)] == [[], [("p", "d")]]
+    assert router.disaggregator.pairs_to_warm(fleet.now_s) == [("p", "d")]
+    assert router.disaggregator.pairs_to_warm(fleet.now_s + 59.0) == []
+    router.disaggregator.pair_warmed("p", "d", ok=False, now_s=fleet.now_s)
+    assert [router.disaggregator.pairs_to_warm(fleet.now_s + after_s) for after_s in (4.9, 5.0)] == [[], [("p", "d")]]
     fleet.now_s += 5.0 + 60.0
-    assert router.pairs_to_warm(fleet.now_s) == []
-    assert [router.pairs_to_warm(fleet.now_s + after_s) for after_s in (9.9, 10.0)] == [[], [("p", "d")]]
-    router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + 10.0)
+    assert router.disaggregator.pairs_to_warm(fleet.now_s) == []
+    assert [router.disaggregator.pairs_to_warm(fleet.now_s + after_s) for after_s in (9.9, 10.0)] == [[], [("p", "d")]]
+    router.disaggregator.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + 10.0)
     assert fleet.place(2).receipt.leg is not None
-    assert router.pairs_to_warm(fleet.now_s + 500.0) == []
+    assert router.disaggregator.pairs_to_warm(fleet.now_s + 500.0) == []
 
 
 def test_a_replica_that_is_back_has_its_pairs() -> None:
@@ -227,28 +227,28 @@ def test_a_replica_that_is_back_has_its_pairs() -> None:
     fleet.streams("d")
     router, where = fleet.router, "p:8998"
     assert fleet.place(1).receipt.leg is not None
-    router.set_kv_connector("p", None, "")
-    assert router.pairs_to_warm(fleet.now_s) == []
+    router.disaggregator.set_connector("p", None, "")
+    assert router.disaggregator.pairs_to_warm(fleet.now_s) == []
     assert fleet.place(2).receipt.leg is None
-    router.set_kv_connector("p", KvConnector.NIXL, where)
-    assert router.pairs_to_warm(fleet.now_s) == []
+    router.disaggregator.set_connector("p", KvConnector.NIXL, where)
+    assert router.disaggregator.pairs_to_warm(fleet.now_s) == []
     assert fleet.place(3).receipt.leg is not None
 
     def moves() -> None:
-        router.set_kv_connector("p", None, "")
-        router.set_kv_connector("p", KvConnector.NIXL, where + "0")
+        router.disaggregator.set_connector("p", None, "")
+        router.disaggregator.set_connector("p", KvConnector.NIXL, where + "0")
 
     def leaves() -> None:
         fleet.discover("d")
         fleet.discover("p", "d")
-        router.observe_load("p", Load(kv_tokens_max=2_000_000, block_tokens=16))
-        router.set_kv_connector("p", KvConnector.NIXL, where)
+        router.observations.observe_load("p", Load(kv_tokens_max=2_000_000, block_tokens=16))
+        router.disaggregator.set_connector("p", KvConnector.NIXL, where)
 
-    for happens in (moves, leaves, lambda: router.forget("p")):
+    for happens in (moves, leaves, lambda: router.observations.forget("p")):
         happens()
-        assert router.pairs_to_warm(fleet.now_s) == [("p", "d")]
-        router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
-        assert router.pairs_to_warm(fleet.now_s) == []
+        assert router.disaggregator.pairs_to_warm(fleet.now_s) == [("p", "d")]
+        router.disaggregator.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
+        assert router.disaggregator.pairs_to_warm(fleet.now_s) == []
 
 
 def test_a_large_fleet_has_a_limited_number_of_pairs() -> None:
@@ -265,13 +265,13 @@ def test_pairs_are_found_once() -> None:
     of its replicas changed and changed back."""
     fleet = PairedFleet(dict.fromkeys([f"r{n}" for n in range(40)], Role.BOTH), pair=False)
     for name in fleet.roles:
-        fleet.router.set_kv_connector(name, KvConnector.NIXL, f"{name}:8998")
-    first, later = (steps(lambda: fleet.router.pairs_to_warm(fleet.now_s)) for _ in range(2))
+        fleet.router.disaggregator.set_connector(name, KvConnector.NIXL, f"{name}:8998")
+    first, later = (steps(lambda: fleet.router.disaggregator.pairs_to_warm(fleet.now_s)) for _ in range(2))
     assert later < first / 3
     fleet.pair()
     for block_tokens in (32, 16):
-        fleet.router.observe_load("r0", Load(kv_tokens_max=2_000_000, block_tokens=block_tokens))
-        found = fleet.router.pairs_to_warm(fleet.now_s)
+        fleet.router.observations.observe_load("r0", Load(kv_tokens_max=2_000_000, block_tokens=block_tokens))
+        found = fleet.router.disaggregator.pairs_to_warm(fleet.now_s)
     assert {name for pair in found for name in pair} >= {"r0"}
 
 
@@ -280,4 +280,4 @@ def test_without_handshakes_nothing_is_different() -> None:
     fleet = PairedFleet(dict.fromkeys("abcd", Role.BOTH), pair=False)
     fleet.streams("a", "b", "c", "d")
     assert fleet.place().receipt.leg is None
-    assert fleet.router.pairs_to_warm(fleet.now_s) == []
+    assert fleet.router.disaggregator.pairs_to_warm(fleet.now_s) == []

@@ -17,10 +17,10 @@ def sglang(roles: dict[str, Role], *, warm: bool = True) -> PairedFleet:
     fleet = PairedFleet(roles, pair=False)
     for name, role in roles.items():
         if role is not Role.BOTH:
-            fleet.router.set_kv_connector(name, KvConnector.SGLANG, f"{name}:8998")
-    while warm and (pairs := fleet.router.pairs_to_warm(fleet.now_s)):
+            fleet.router.disaggregator.set_connector(name, KvConnector.SGLANG, f"{name}:8998")
+    while warm and (pairs := fleet.router.disaggregator.pairs_to_warm(fleet.now_s)):
         for pair in pairs:
-            fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+            fleet.router.disaggregator.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
     return fleet
 
 
@@ -33,8 +33,8 @@ def test_a_whole_server_takes_what_no_pair_does() -> None:
     fleet = sglang(MIXED, warm=False)
     leases = [fleet.place(seed, 500) for seed in range(8)]
     assert {lease.replica for lease in leases} == {"w"}
-    for pair in fleet.router.pairs_to_warm(fleet.now_s):
-        fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+    for pair in fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
+        fleet.router.disaggregator.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
     assert {fleet.place(seed, 500).replica for seed in range(8, 40)} == {"w", "d"}
     fleet.router.rest("p", fleet.now_s + 10.0)
     assert {fleet.place(seed, 500).replica for seed in range(40, 60)} == {"w"}
@@ -86,7 +86,7 @@ def test_decode_replicas_that_failed_are_better_than_none() -> None:
         member = fleet.router.fleet.members[name]
         fleet.router.fitness.trip(member, Cause.FAILURES, "for a test", fleet.now_s)
     lease, _ = fleet.split()
-    assert (lease.replica in "de", fleet.router.panics) == (True, 1)
+    assert (lease.replica in "de", fleet.router.fitness.panics) == (True, 1)
     fleet.router.finish(lease, Outcome(EndReason.CLIENT_LEFT), fleet.now_s)
 
 
@@ -101,7 +101,7 @@ def test_who_only_prefills_does_not_take_the_place_of_who_decodes(why: str) -> N
         fleet.discover()
         for name in "de":
             for ok in (False, False, False, False, True, True, True):
-                fleet.router.observe_health(name, ok=ok)
+                fleet.router.fleet.observe_health(name, ok=ok)
     found = {fleet.place(seed, 500, may_split=False).replica for seed in range(40)}
     assert found == (set("pq") if why == "open" else set("de"))
 
@@ -111,9 +111,9 @@ def test_any_warm_pair_is_found() -> None:
     cold."""
     roles = {f"p{n}": Role.PREFILL for n in range(10)} | {f"d{n}": Role.DECODE for n in range(10)}
     fleet = sglang(roles, warm=False)
-    while pairs := fleet.router.pairs_to_warm(fleet.now_s):
+    while pairs := fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
         for pair in pairs:
-            fleet.router.pair_warmed(*pair, ok=pair == ("p9", "d9"), now_s=fleet.now_s)
+            fleet.router.disaggregator.pair_warmed(*pair, ok=pair == ("p9", "d9"), now_s=fleet.now_s)
     for seed in range(6):
         lease, leg = fleet.split(seed, 2_000)
         assert (leg.replica, lease.replica) == ("p9", "d9")

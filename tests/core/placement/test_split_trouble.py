@@ -34,7 +34,7 @@ def test_slow_transfers_are_forgotten() -> None:
         fleet.serve(seed, transfer_s=20.0)
     assert fleet.place(50).receipt.leg is None
     fleet.now_s += TIMES_S + 1.0
-    fleet.router.pairs_to_warm(fleet.now_s)
+    fleet.router.disaggregator.pairs_to_warm(fleet.now_s)
     assert fleet.place(51).receipt.leg is not None
 
 
@@ -51,8 +51,8 @@ def test_times_end_with_the_process(replica: str) -> None:
     legs.on_engine_restarted("somebody else")
     assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) > 1_000.0
     legs.on_engine_restarted(replica)
-    for pair in fleet.router.pairs_to_warm(fleet.now_s):
-        fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+    for pair in fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
+        fleet.router.disaggregator.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
     assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) < 500.0
     assert fleet.place(51).receipt.leg is not None
 
@@ -73,25 +73,25 @@ def test_a_pair_that_only_warms_well_rests_longer_each_time() -> None:
     legs, lost_s = fleet.router.disaggregator.pairs, list[float]()
     for seed in range(400):
         fleet.now_s += 1.0
-        for pair in fleet.router.pairs_to_warm(fleet.now_s):
-            fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+        for pair in fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
+            fleet.router.disaggregator.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
         lease = fleet.place(seed)
         if lease.receipt.leg is not None:
             lost_s.append(fleet.now_s)
             fleet.now_s += lease.receipt.leg.uncached_ms / 1e3
             fleet.prefilled(lease)
-            fleet.router.pair_broke("p", "d", now_s=fleet.now_s)
+            fleet.router.disaggregator.pair_broke("p", "d", now_s=fleet.now_s)
         fleet.finish(lease, EndReason.REFUSED_BY_ENGINE)
     gaps_s = [second - first for first, second in pairwise(lost_s)]
     assert all(second >= min(PAIR_REST_MAX_S, 1.5 * first) for first, second in pairwise(gaps_s))
     fleet.now_s += PAIR_REST_MAX_S
-    for pair in fleet.router.pairs_to_warm(fleet.now_s):
-        fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+    for pair in fleet.router.disaggregator.pairs_to_warm(fleet.now_s):
+        fleet.router.disaggregator.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
     lease, leg = fleet.split(1_000)
     fleet.now_s += leg.uncached_ms / 1e3
     fleet.prefilled(lease)
     fleet.router.first_token(lease, fleet.now_s + 0.25)
-    fleet.router.pair_broke("p", "d", now_s=fleet.now_s)
+    fleet.router.disaggregator.pair_broke("p", "d", now_s=fleet.now_s)
     assert not legs.to_warm(fleet.router.fleet.members, fleet.now_s + PAIR_REST_S - 0.1)
     assert legs.to_warm(fleet.router.fleet.members, fleet.now_s + PAIR_REST_S)
 
@@ -190,15 +190,15 @@ def test_a_prefill_replica_that_comes_back_starts_slowly() -> None:
     """It takes a share of the legs at first, as any replica does."""
     fleet = PairedFleet({"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE}, slow_start_s=30.0)
     fleet.streams("d", count=8)
-    fleet.router.observe_health("q", ok=False)
+    fleet.router.fleet.observe_health("q", ok=False)
     for _ in range(5):
         fleet.now_s += 1.0
-        fleet.router.observe_health("q", ok=False)
+        fleet.router.fleet.observe_health("q", ok=False)
     lease, leg = fleet.split(1)
     assert leg.replica == "p"
     fleet.now_s += leg.uncached_ms / 1e3
     fleet.prefilled(lease)
-    fleet.router.observe_health("q", ok=True)
+    fleet.router.fleet.observe_health("q", ok=True)
     legs = list[str]()
     for seed in range(5, 25):
         lease = fleet.place(seed)

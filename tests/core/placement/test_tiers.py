@@ -192,7 +192,7 @@ def test_a_prompt_that_ends_with_a_block_is_foretold_whole_once_it_was_found_who
         fleet.answers(lease, 0.1, TOKENS)
         assert fleet.router.knowledge.checks("a") == (number, number + 1)
         fleet.now_s += 10.0
-        fleet.router.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=BLOCK))
+        fleet.router.observations.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         fleet.evicts("a")
     assert fleet.place(more=10).cached_tokens == TOKENS
 

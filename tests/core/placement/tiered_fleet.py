@@ -39,7 +39,7 @@ class TieredFleet:
         for name in names:
             self.router.knowledge.set_untokenizable(name, "")
             self.router.knowledge.grade(name, Confidence.EXACT, "joined", 0.0)
-            self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
+            self.router.observations.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         speeds = self.router.fleet.members[names[0]].speeds
         speeds.prefill.model = PrefillModel(20.0, 0.05, 0.0)
 
