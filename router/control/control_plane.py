@@ -318,9 +318,8 @@ class ControlPlane:
 
     def count_attempt_failure(self, replica: str, kind: str) -> None:
         """Count an attempt that failed. A replica that has left in the meantime no longer has a series."""
-        self.metrics.requests.count_attempt_failure(
-            replica if self.router.fleet.member(replica) is not None else None, kind
-        )
+        there = self.router.fleet.member(replica) is not None
+        self.metrics.requests.count_attempt_failure(replica if there else None, kind)
 
     def ready(self) -> bool:
         """True if requests should be sent to this router."""

@@ -31,7 +31,7 @@ from router.core.types.requests import Priority
 
 TENANTS_MAX = 4_096  # tenants with a remembered last turn
 PASSES_MAX = 15  # turns in a row in which urgent requests of a tenant pass its oldest one
-# Model; permitted replicas (one id, or a set of addresses); True if disaggregated prefill is allowed.
+# Model; permitted replicas (one id, or a set of addresses); True if two replicas may serve the request.
 Pool = tuple[str | None, str | frozenset[str] | None, bool]
 
 

@@ -29,7 +29,7 @@ class ModelSpeeds:
     steps: StepFit = field(default_factory=StepFit)
     answer_tokens: OutputLength = field(default_factory=OutputLength)
     first_tokens: TtftQuantiles = field(default_factory=TtftQuantiles)
-    first_tokens_split: TtftQuantiles = field(default_factory=TtftQuantiles)  # for requests with disaggregated prefill
+    first_tokens_split: TtftQuantiles = field(default_factory=TtftQuantiles)  # for requests that two replicas serve
     answers: int = 0  # answers that ended well
     mean_work_ms: float = 0.0  # mean prefill time of a request's uncached part
     mean_prompt_tokens: float = 0.0

@@ -36,7 +36,7 @@ class PendingTierLoad(Struct, gc=False, eq=False):
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/requests.py
     """Record that a replica works on a request, from placement to the end of the answer.
 
-    `role` is the replica's part of the work: a request with disaggregated prefill has two leases, one for each stage.
+    `role` is the replica's part of the work: a request that two replicas serve has two leases.
     """
 
     id: int

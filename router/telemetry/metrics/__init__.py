@@ -54,7 +54,7 @@ class Metrics:
         """Options:
 
         - `process`: the page ends with the kernel's figures of this process, which are in no registry.
-        - `splits`: some requests may use disaggregated prefill.
+        - `splits`: two replicas may serve one request.
         - `former_names`: the page also has renamed metrics under their former names (metrics/former.py).
 
         The attribute `requests` has the counts of requests, replicas and reloads.
