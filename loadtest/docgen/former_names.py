@@ -12,6 +12,7 @@ from router.former_names import (
     LOG_EVENTS,
     METRICS,
     REMOVED,
+    REMOVED_VALUES,
     SETTING_VALUES,
     SETTINGS,
 )
@@ -36,6 +37,7 @@ def former_names_tables() -> str:
         "Log events": (head, [*_names(LOG_EVENTS)]),
         "Label values": (("former value", "value", "place"), [*_values()]),
         "Removed settings": (("setting", "replacement"), [(f"`{key}`", text) for key, text in sorted(REMOVED.items())]),
+        "Removed values of settings": (("setting", "removed value", "replacement"), [*_removed_values()]),
     }
     return "\n\n".join(f"## {title}\n\n{table(head, rows)}" for title, (head, rows) in sections.items() if rows)
 
@@ -49,6 +51,12 @@ def _setting_values() -> Iterator[tuple[str, str, str]]:
     for key, values in SETTING_VALUES.items():
         for former, value in sorted(values.items()):
             yield f"`{key}`", f"`{former}`", f"`{value}`"
+
+
+def _removed_values() -> Iterator[tuple[str, str, str]]:
+    for key, values in sorted(REMOVED_VALUES.items()):
+        for value, replacement in sorted(values.items()):
+            yield f"`{key}`", f"`{value}`", replacement
 
 
 def _metrics() -> Iterator[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from router.former_names import KEY_FIELDS, SETTING_VALUES, SETTINGS
+from router.former_names import KEY_FIELDS, REMOVED, REMOVED_VALUES, SETTING_VALUES, SETTINGS
 from tests.house.documents import ROOT, code_blocks
 
 PAGE = ROOT / "docs/reference/former-names.md"
@@ -70,3 +70,13 @@ def test_every_former_setting_is_on_the_page() -> None:
     for key, values in SETTING_VALUES.items():
         for former, value in values.items():
             assert f"| `{key}` | `{former}` | `{value}` |" in page
+
+
+def test_every_removed_setting_and_value_is_on_the_page() -> None:
+    """With its replacement beside it."""
+    page = PAGE.read_text(encoding="utf-8")
+    for key, replacement in REMOVED.items():
+        assert f"| `{key}` | {replacement} |" in page
+    for key, values in REMOVED_VALUES.items():
+        for value, replacement in values.items():
+            assert f"| `{key}` | `{value}` | {replacement} |" in page
