@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import msgspec
 from router.cli.config_loader import TEXTS_OR_NUMBERS
 from router.config.schema import field_keys
 from router.core.placement.policies import POLICIES
-from router.former_names import SETTINGS, UNTIL
+from router.former_names import REMOVED, REMOVED_VALUES, SETTINGS, UNTIL
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
 ENGINES_TARGET = TARGET.parent / "charts" / "engines" / TARGET.name
 FORMER_TARGET = TARGET.parent / "files" / "former-settings.json"
+REMOVED_TARGET = FORMER_TARGET.with_name("removed-settings.json")
 
 Schema = dict[str, Any]
 
@@ -76,6 +78,8 @@ def setting(key: str, type_: Any) -> Schema:  # noqa: ANN401 - a type with its l
     if key in TEXTS_OR_NUMBERS:
         return {"oneOf": [PORT, TEXT]}  # a port by its number or name; `--set` makes a number of one
     schema: Schema = msgspec.json.schema(type_)
+    if key in REMOVED_VALUES:  # a template refuses these with their replacement
+        schema["enum"] = [*schema["enum"], *REMOVED_VALUES[key]]
     return schema
 
 
@@ -94,6 +98,9 @@ def config() -> Schema:
         section, _, name = former.partition(".")
         described = {"description": f"Former name of `{key}`, read until version {UNTIL}."}
         sections.setdefault(section, {})[name] = setting(key, types[key]) | described
+    for key in REMOVED:  # any value: a template refuses the key with its replacement
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = {"description": "Removed."}
     return closed(("discovery",), **top, **{name: closed(**fields) for name, fields in sections.items()})
 
 
@@ -376,11 +383,22 @@ def engines_text() -> str:
 
 def former_text() -> str:
     """Return the file of former names that templates read: former section -> former key -> current dotted key."""
-    sections: dict[str, dict[str, str]] = {}
-    for former, key in SETTINGS.items():
-        section, _, name = former.partition(".")
-        sections.setdefault(section, {})[name] = key
-    return json.dumps(sections, indent=2) + "\n"
+    return json.dumps(_by_section(SETTINGS), indent=2) + "\n"
+
+
+def removed_text() -> str:
+    """Return the file of removed settings that templates read: `keys` has section -> key -> replacement, and `values`
+    has section -> key -> removed value -> replacement."""
+    return json.dumps({"keys": _by_section(REMOVED), "values": _by_section(REMOVED_VALUES)}, indent=2) + "\n"
+
+
+def _by_section(names: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a table by dotted keys as section -> key -> entry."""
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, entry in names.items():
+        section, _, name = dotted.partition(".")
+        sections.setdefault(section, {})[name] = entry
+    return sections
 
 
 def text() -> str:
@@ -393,6 +411,7 @@ def main() -> int:
     TARGET.write_text(text(), encoding="utf-8")
     ENGINES_TARGET.write_text(engines_text(), encoding="utf-8")
     FORMER_TARGET.write_text(former_text(), encoding="utf-8")
+    REMOVED_TARGET.write_text(removed_text(), encoding="utf-8")
     return 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy import chart_schema
-from router.former_names import UNTIL
+from router.former_names import REMOVED, REMOVED_VALUES, UNTIL
 from tests.k8s.tools import CHART, NAMESPACE, NEEDED, RELEASE, helm, settings_text, template
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -80,9 +80,10 @@ def test_former_names_have_the_same_effect(tmp_path: Path, case: str) -> None:
     assert not {*text} & {"shared", "gateway", "pulls", "split", "state", "observatory"}
 
 
-def test_the_file_of_former_names_is_up_to_date() -> None:
-    """It is made from the table of the router."""
+def test_the_files_of_former_names_are_up_to_date() -> None:
+    """They are made from the tables of the router."""
     assert chart_schema.FORMER_TARGET.read_text(encoding="utf-8") == chart_schema.former_text(), "run make manifests"
+    assert chart_schema.REMOVED_TARGET.read_text(encoding="utf-8") == chart_schema.removed_text(), "run make manifests"
 
 
 def _installed(file: Path) -> str:
@@ -104,6 +105,21 @@ def test_both_names_are_refused(tmp_path: Path) -> None:
     config = {"shared": {"url": "redis://v:1"}, "peering": {"redis_url": "redis://v:1"}}
     words = "config.shared.url is the former name of config.peering.redis_url, which is given too"
     assert words in _installed(values_file(tmp_path, {"config": config}))
+
+
+def test_removed_settings_are_refused_with_their_replacement(tmp_path: Path) -> None:
+    """All in one message; a removed value also under the former name of its setting. Other values are accepted."""
+    config: dict[str, dict[str, Any]] = {}
+    for key in REMOVED:
+        config.setdefault(key.split(".")[0], {})[key.split(".")[1]] = 1
+    printed = _installed(values_file(tmp_path, {"config": config}))
+    for key, replacement in REMOVED.items():
+        assert f"config.{key} was removed: {replacement}" in printed
+    said = REMOVED_VALUES["upstream.stream_failover"]["approximate"]
+    for key in ("stream_failover", "continue_streams"):
+        printed = _installed(values_file(tmp_path, {"config": {"upstream": {key: "approximate"}}}))
+        assert f"config.upstream.stream_failover: the value 'approximate' was removed: {said}" in printed
+        assert "was removed" not in _installed(values_file(tmp_path, {"config": {"upstream": {key: "exact"}}}))
 
 
 @pytest.mark.parametrize(

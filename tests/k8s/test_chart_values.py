@@ -12,7 +12,7 @@ import yaml
 
 from deploy import chart_schema
 from router.config.schema import field_keys
-from router.former_names import SETTINGS
+from router.former_names import REMOVED, SETTINGS
 from tests.k8s.tools import CHART, NAMESPACE, NEEDED, NEEDED_OPTIONS, RELEASE, helm, settings_of, template
 
 GOOD = NEEDED
@@ -326,14 +326,15 @@ def test_the_schema_is_up_to_date() -> None:
 
 
 def test_every_setting_is_in_the_schema() -> None:
-    """Every setting that the router has may be given in `config`, under its name or its former one."""
+    """Every setting of the router may be given in `config`, under its name or its former one. A removed setting is also
+    there, because a template refuses it with its replacement."""
     config = chart_schema.schema()["properties"]["config"]["properties"]
     named = {
         f"{name}.{key}" if "properties" in part else name
         for name, part in config.items()
         for key in part.get("properties", {"": None})
     }
-    assert named == {*field_keys(), *SETTINGS}
+    assert named == {*field_keys(), *SETTINGS, *REMOVED}
 
 
 def test_every_object_is_closed() -> None:

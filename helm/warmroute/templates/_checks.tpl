@@ -2,6 +2,7 @@
 {{- define "warmroute.check" -}}
 {{- $problems := concat
   (include "warmroute.checkNames" . | fromJsonArray)
+  (include "warmroute.checkRemoved" . | fromJsonArray)
   (include "warmroute.checkDiscovery" . | fromJsonArray)
   (include "warmroute.checkSecrets" . | fromJsonArray)
   (include "warmroute.checkPod" . | fromJsonArray)
@@ -21,6 +22,29 @@
   {{- $name := splitList "." (last .) -}}
   {{- if and (eq (len $name) 3) (hasKey (dig (index $name 1) dict $config) (last $name)) -}}
     {{- $p = append $p (printf "%s is the former name of %s, which is given too: remove %s" (first .) (last .) (first .)) -}}
+  {{- end -}}
+{{- end -}}
+{{- $p | toJson -}}
+{{- end -}}
+
+{{/* Removed settings and values (files/removed-settings.json), each with its replacement. */}}
+{{- define "warmroute.checkRemoved" -}}
+{{- $p := list -}}
+{{- $removed := .Files.Get "files/removed-settings.json" | fromJson -}}
+{{- $config := include "warmroute.config" . | fromJson -}}
+{{- range $section, $keys := $removed.keys -}}
+  {{- range $key, $replacement := $keys -}}
+    {{- if hasKey (dig $section dict $config) $key -}}
+      {{- $p = append $p (printf "config.%s.%s was removed: %s" $section $key $replacement) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- range $section, $keys := $removed.values -}}
+  {{- range $key, $values := $keys -}}
+    {{- $value := dig $section $key "" $config | toString -}}
+    {{- with get $values $value -}}
+      {{- $p = append $p (printf "config.%s.%s: the value '%s' was removed: %s" $section $key $value .) -}}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- $p | toJson -}}
