@@ -435,10 +435,16 @@ def _observatory() -> Part:
     }
     point = {"at_s": whole(), **sums, "misses": ref("Misses"), **each(maybe(number()), "ttft_p50_s ttft_p90_s")}
     replica = {
-        **each(text(), "id name pod namespace why state"),
+        **each(text(), "id name pod namespace state grade_why"),
+        "why": text("Reason for which it takes no requests or only trials; else the result of its health checks."),
+        "slow": text("In what it is slower than its peers; empty: it is not."),
+        "idle": text("Requests that its peers get, if it could take requests and gets few; else empty."),
         "models": rows(text()),
         **each(flag(), "ready warming"),
         "grade": one_of(*GRADES),
+        "grade_falls": whole("Times that its grade fell in the last ten minutes."),
+        "requests_per_s": number("Of the last minutes, as the three below."),
+        **each(maybe(number()), "request_share ttft_p50_s ttft_p90_s"),
         **each(whole(), "in_flight blocks blocks_max"),
         **each(maybe(number()), "window running waiting kv_usage"),
         "pending_prefill_ms": number(),
@@ -451,6 +457,7 @@ def _observatory() -> Part:
         **each(whole(), "requests prompt_tokens verified_tokens"),
         **each(maybe(number()), "hit_rate genuine_hit_rate ttft_p50_s ttft_p90_s prompt_tokens_p50 tool_calls_mean"),
     }
+    tenant = {"tenant": text(), **each(number(), "requests_per_s request_share computed_share")}
     router = {
         "name": text("`peering.router_id`, or the machine's name and the admin port."),
         "peers": rows(text("Name of another router that reports to this one.")),
@@ -476,6 +483,7 @@ def _observatory() -> Part:
         "advice": rows(ref("AdviceRow")),
         "models": rows(record("A model.", model)),
         "groups": rows(record("A group of requests.", group)),
+        "tenants": rows(record("A tenant in the last minutes, the most computed prompt tokens first.", tenant)),
         "decisions": rows(ref("Decision")),
     }
     return {"Observatory": record("Data of the dashboard, except time series and searches.", page)}

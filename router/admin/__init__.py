@@ -6,6 +6,7 @@ page_table        a call, an answer, a route, the table of routes: the parts tha
 pages             health, readiness, metrics, models, and pages for operators
 history/          past decisions and figures, in memory and in a file
 decision_rows     decisions as rows of pages
+replica_rows      replicas as rows of pages, and their comparison with peers
 query_params      validation of a page's parameters
 insights_pages    pages of the observatory
 added_replicas    adding and removing replicas at run time

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from router import __version__
 from router.admin.decision_rows import fields_of
 from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
+from router.admin.replica_rows import Peers, ReplicaRows
 from router.config.schema import InsightsSettings
 from router.core.estimators.token_ratio import BYTES_PER_TOKEN
-from router.core.fleet.member import ReplicaState
 from router.core.insights.ledger.advice import NOTHING
 from router.core.insights.ledger.template_tree import Views
 from router.core.insights.ledger.timeline import STEP_S
@@ -33,6 +33,7 @@ TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 MODELS_SHOWN_MAX = 50
 PAIRS_SHOWN_MAX = 100
+TENANTS_SHOWN_MAX = 20
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
@@ -40,6 +41,8 @@ LINKED = frozenset({"/metrics", "/runbook", "/admin/series", "/admin/decisions"}
 ASK_S = 2.0  # interval at which data planes are polled for templates
 
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class InsightsService:
@@ -55,6 +58,7 @@ class InsightsService:
         decisions: Callable[[int], list[Callable[[], dict[str, Any]]]],
         window: Callable[[str], int | None] = lambda _: None,
         warming: Callable[[str], bool] = lambda _: False,
+        grade_falls: Callable[[str], int] = lambda _: 0,
         models: Callable[[int], Rows] = lambda _: [],
         counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         about_router: Callable[[], dict[str, Any]] = dict,
@@ -66,6 +70,7 @@ class InsightsService:
         `decisions(n)`: rows of the last n requests, newest first.
         `window(replica)`: maximum of requests that the replica may have open.
         `warming(replica)`: True if its cache is being filled.
+        `grade_falls(replica)`: number of times that its grade fell in the last minutes.
         `models(n)`: rows of n models.
         `counted()`: prompt tokens of answers without a cached-token count that the engines' own counters cover, and how
         many of them were cached.
@@ -78,9 +83,16 @@ class InsightsService:
         self._links = {"grafana": settings.grafana_url} if settings.grafana_url else {}
         self._clock, self._wall_clock = clock, wall_clock
         self._decisions = decisions
-        self._window = window
+        self._rows = ReplicaRows(
+            router.index,
+            clock=clock,
+            is_known=lambda replica: router.fleet.member(replica) is not None,
+            grade_why=lambda replica: router.knowledge.grade_of(replica)[1],
+            window=window,
+            warming=warming,
+            grade_falls=grade_falls,
+        )
         self._began_s = wall_clock()
-        self._warming = warming
         self._models, self._counted, self._about_router = models, counted, about_router
         self.ledger = Ledger(
             templates_max=settings.templates_max,
@@ -144,7 +156,7 @@ class InsightsService:
             "stages": FUNNEL_STAGES,
         }
         await asyncio.sleep(0)
-        page["replicas"] = await _in_slices(self._router.members, self._replica)
+        page["replicas"] = await self._replicas()
         page["split"] = self._split()
         await asyncio.sleep(0)
         views = self._views()
@@ -157,6 +169,7 @@ class InsightsService:
         await asyncio.sleep(0)
         page["models"] = self._models(MODELS_SHOWN_MAX)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
+        page["tenants"] = [each._asdict() for each in ledger.traffic.tenants(TENANTS_SHOWN_MAX)]
         await asyncio.sleep(0)
         page["decisions"] = await _in_slices(self._decisions(DECISIONS_MAX), lambda decision: decision(), 1)
         return json_answer(page)
@@ -224,34 +237,19 @@ class InsightsService:
         shown = [{**fields_of(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
         return {"replicas": rows, "pairs": shown, "pairs_in_all": in_all}
 
-    def _replica(self, member: ReplicaState) -> dict[str, Any]:
-        now_s, load = self._clock(), member.load
-        index = self._router.index
-        there = self._router.fleet.member(member.id) is not None  # false if the replica left between two slices
-        return {
-            "id": member.id,
-            "name": member.replica.name,
-            "pod": member.replica.pod,
-            "namespace": member.replica.namespace,
-            "models": sorted(member.models)[:MODELS_SHOWN_MAX],
-            "ready": member.ready,
-            "why": member.health.why if member.replica.ready else "not ready according to discovery",
-            "state": member.state(now_s),
-            "grade": member.grade,
-            "in_flight": len(member.leases),
-            "window": self._window(member.id) if there else None,
-            "pending_prefill_ms": round(member.pending_ms(now_s), 1),
-            "running": load.running,
-            "waiting": load.waiting,
-            "kv_usage": load.kv_usage,
-            "blocks": index.blocks(member.id) if there else 0,
-            "blocks_max": index.capacity(member.id) if there else 0,
-            "warming": self._warming(member.id),
-        }
+    async def _replicas(self) -> Rows:
+        """Return the rows of all replicas (replica_rows.py)."""
+        members, traffic = self._router.members, self.ledger.traffic
+        requests = traffic.requests
+        read = await _in_slices(members, lambda member: traffic.of_replica(member.id, requests))
+        of_members = dict(zip((member.id for member in members), read, strict=True))
+        peers = Peers(members, of_members)
+        await asyncio.sleep(0)
+        return await _in_slices(members, lambda member: self._rows.row(member, of_members[member.id], peers))
 
 
-async def _in_slices(what: list[Any], row: Callable[[Any], dict[str, Any]], slice_rows: int = SLICE_ROWS) -> Rows:
-    rows = []
+async def _in_slices(what: Sequence[T], row: Callable[[T], R], slice_rows: int = SLICE_ROWS) -> list[R]:
+    rows = list[R]()
     for at in range(0, len(what), slice_rows):
         rows += [row(each) for each in what[at : at + slice_rows]]
         await asyncio.sleep(0)

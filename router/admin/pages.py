@@ -11,8 +11,8 @@ import msgspec
 from router.admin.history.history_pages import HistoryPages
 from router.admin.history.request_history import RouterHistory
 from router.admin.page_table import TEXT, AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
+from router.admin.replica_rows import describe_breaker, explain_health
 from router.core.disagg.bodies import ENGINE_ID_SEPARATOR
-from router.core.fleet.breaker import State
 from router.core.fleet.member import ReplicaState
 from router.core.placement.router import Router
 from router.placement_api import MODELS, REQUESTS, HttpPage, RequestPrincipal, json_page, no_model_page
@@ -173,9 +173,9 @@ class Pages:
             "added": self._added(member.id),
             "warming": self._warming(member.id),
             "ready": member.ready,
-            "why": member.health.why if member.replica.ready else "not ready according to discovery",
+            "why": explain_health(member),
             "failures_in_a_row": member.breaker.failures,
-            "breaker": _breaker(member, now_s),
+            "breaker": describe_breaker(member, now_s),
             "grade": member.grade,
             "grade_why": self._router.knowledge.grade_of(member.id)[1],
             "events": self._events(member.id),
@@ -228,11 +228,3 @@ class Pages:
             "answers_compared": compared,
             "answers_equal": equal,
         }
-
-
-def _breaker(member: ReplicaState, now_s: float) -> dict[str, Any]:
-    """Return the state of the replica's breaker, the reason, and the time for which it gets no requests."""
-    state = member.state(now_s)
-    until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
-    why = "requested by the replica" if state is State.RESTING else member.breaker.why
-    return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}

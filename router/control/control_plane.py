@@ -110,9 +110,8 @@ class ControlPlane:
         self._stack.push_async_callback(self.history.close)
         self.history.start()
         self.unshared = UnsharedRouters(s.peering, share=self._known_share, peers=self._peer_names)
-        self.observatory = parts.observatory(
-            self.metrics, self.history, self.admission, self._is_warming, self.unshared.status
-        )
+        about, falls = self.unshared.status, self.lifecycle.count_grade_falls
+        self.observatory = parts.observatory(self.metrics, self.history, self.admission, self._is_warming, falls, about)
         self._watch_replicas(parts)
         scale_from_zero = s.discovery.scale_from_zero
         self._readiness = Readiness(
@@ -213,7 +212,7 @@ class ControlPlane:
         sources.queued, sources.waiting = admission.count_queued, admission.count_waiting
         sources.engine_version = self.lifecycle.engine_version
         sources.discoveries = partial(wiring.describe_discoveries, self.discoveries)
-        sources.history = partial(wiring.count_history, self.history)
+        sources.history, sources.unshared = partial(wiring.count_history, self.history), self.unshared.explain
         if self.observatory is not None:
             sources.ledger = self.observatory.flush
         if self.events is not None:

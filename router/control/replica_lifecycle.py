@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 
 from router.core.fleet.breaker import State
 from router.core.placement.router import Router
-from router.core.types.placements import Confidence
+from router.core.types.placements import REPLICA_GRADES, Confidence
 from router.core.types.replicas import Replica
 from router.engines.disagg_probes.kv_connectors import KvConnectorProber
 from router.engines.kv_events.subscriber import EventStreamManager
@@ -24,6 +26,7 @@ from router.telemetry.counters import RequestMetrics
 log = logging.getLogger(__name__)
 
 EVENTS_DOWN_S = 60.0  # time without a connection after which a ready replica's event stream is logged
+FALLS_S, FALLS_MAX = 600.0, 20  # time for which falls of a replica's grade are kept, and how many
 _BREAKER = {  # text and event of a log line, by the new state of a circuit breaker
     State.CLOSED: ("circuit breaker closed", "breaker_closed"),
     State.OPEN: ("circuit breaker opened", "breaker_open"),
@@ -49,6 +52,7 @@ class ReplicaLifecycle:
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its peer address
         self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its KV connector
         self._grades: dict[str, Confidence] = {}  # grades as last logged, by replica
+        self._falls: dict[str, deque[float]] = {}  # replica -> times at which its grade fell
         self._unheard: dict[str, float] = {}  # replica -> time since which its event stream, already logged, is down
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
@@ -136,6 +140,7 @@ class ReplicaLifecycle:
         self._metrics.remove_replica(id_)
         self._prober.forget(id_)
         self._grades.pop(id_, None)
+        self._falls.pop(id_, None)
         self._unheard.pop(id_, None)
         self._warmer.on_replica_removed(id_)
         self._frontends.on_replica_removed(id_)
@@ -213,8 +218,16 @@ class ReplicaLifecycle:
         level = logging.WARNING if before is Confidence.EXACT else logging.INFO
         if member is not None and not member.ready and grade is Confidence.ESTIMATED:
             level = logging.DEBUG
+        elif member is not None and REPLICA_GRADES.index(grade) > REPLICA_GRADES.index(before):
+            self._falls.setdefault(replica, deque(maxlen=FALLS_MAX)).append(time.monotonic())
+            self._metrics.count_grade_fall(replica)
         fields = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
         log.log(level, "confidence grade of a replica changed", extra={"event": "grade_changed", "fields": fields})
+
+    def count_grade_falls(self, replica: str) -> int:
+        """Return how often the replica's grade fell within FALLS_S, at most FALLS_MAX."""
+        since_s = time.monotonic() - FALLS_S
+        return sum(at_s >= since_s for at_s in self._falls.get(replica, ()))
 
     def look_for_lost_events(self, now_s: float) -> None:
         """Log each ready replica with an event stream that has had no connection for a minute, once for each loss."""

@@ -127,11 +127,13 @@ class PartFactory:
         history: RouterHistory,
         admission: AdmissionController,
         warming: Callable[[str], bool],
+        grade_falls: Callable[[str], int],
         about_router: Callable[[], dict[str, Any]],
     ) -> InsightsService | None:
         """Make the observatory; None if it is switched off.
 
         - `warming(replica)`: True if its cache is being filled.
+        - `grade_falls(replica)`: number of times that its grade fell in the last minutes.
         - `about_router()`: this router's name, its peers and whether it shares with them.
         """
         settings = self._settings.insights
@@ -145,6 +147,7 @@ class PartFactory:
             decisions=history.newest,
             window=admission.window,
             warming=warming,
+            grade_falls=grade_falls,
             models=metrics.models,
             counted=metrics.sum_engine_counts,
             about_router=about_router,

@@ -115,6 +115,11 @@ FAMILIES = (  # families in the order of the metrics page
         "replica",
     ),
     Family(
+        "replica_grade_falls",
+        "Times that the confidence grade of a ready replica's cache state fell, such as from `exact` to `catching-up`.",
+        "replica",
+    ),
+    Family(
         "replica_ttft_seconds",
         "Time to first token by replica, in a small number of buckets.",
         "replica",

@@ -408,9 +408,13 @@ class RequestMetrics:
         if result == "ok":
             self.reloaded_at_s = now_s
 
+    def count_grade_fall(self, replica: str) -> None:
+        """Count one fall of the grade of a replica's cache state."""
+        self._get_series("replica_grade_falls", replica)[0] += 1
+
     def add_replica(self, replica: str) -> None:
         """Begin the series of a replica, so that a replica without any requests also counts in a mean."""
-        for name in _REPLICA_COUNTERS:
+        for name in (*_REPLICA_COUNTERS, "replica_grade_falls"):
             self._counters[name].begin([(replica,)])
         self._histograms["replica_ttft_seconds"].get_series(replica)
         self.verified_tokens[replica] = [0.0, 0.0, 0.0]
@@ -418,7 +422,7 @@ class RequestMetrics:
 
     def remove_replica(self, replica: str) -> None:
         """Drop the series of a replica that left."""
-        for name in _REPLICA_COUNTERS:
+        for name in (*_REPLICA_COUNTERS, "replica_grade_falls"):
             self._counters[name].series.pop((replica,), None)
         self._histograms["replica_ttft_seconds"].series.pop((replica,), None)
         self.verified_tokens.pop(replica, None)

@@ -259,9 +259,9 @@ def test_errors_are_told_of_each_replica() -> None:
     page["decisions"] = [broken, broken, tried, {**broken, "status": 404, "ending": "refused"}]
     text = plain.render(screen(page))
     assert "errors 2 of the last 4" in text
-    errors = {
-        line.split()[0]: line.split(" %", 1)[-1].split()[0] for line in text.splitlines() if "prod/vllm-" in line[:10]
-    }
+    (head,) = (line for line in text.splitlines() if line.startswith("Replica"))
+    until = head.index("errors") + len("errors")
+    errors = {line.split()[0]: line[:until].split()[-1] for line in text.splitlines() if "prod/vllm-" in line[:10]}
     assert errors["prod/vllm-0"] == "2"
     assert errors["prod/vllm-1"] == "0"
     assert text.index("prod/vllm-3") < text.index("prod/vllm-0"), "whoever takes no requests stands first"
@@ -283,3 +283,32 @@ def test_what_engines_told_is_apart_from_what_was_predicted() -> None:
     text = plain.render(screen(page))
     assert "verified 50.0 %: actual 50.0 %, predicted" in text
     assert "engines count 70.0 %" in text
+
+
+@pytest.mark.parametrize(("width", "minor"), [(80, False), (200, True)])
+def test_each_replica_has_its_traffic(width: int, minor: bool) -> None:
+    """Requests a second and times to first token at any width; a narrow terminal leaves out other columns, so that
+    names stay readable."""
+    page = observatory(NOW_S)
+    page["replicas"][1] |= {"slow": "prefill takes 2.9 times as long as on its peers"}
+    lines = shown(page, width, 60)
+    (head,) = (line for line in lines if line.startswith("Replica"))
+    assert ("share" in head and "ahead" in head) is minor
+    rows = {line.split()[0]: line for line in lines if line.startswith("prod/vllm-")}
+    assert set(rows) == {f"prod/vllm-{n}" for n in range(4)}
+    end = head.index("p90") + len("p90")
+    assert rows["prod/vllm-1"][:end].split()[-4:] == ["190", "ms", "920", "ms"]
+    assert "3.2" in rows["prod/vllm-1"]
+    assert ("ready: prefill takes 2.9 times" in rows["prod/vllm-1"]) is minor
+    assert any("3 of 4 take requests" in line for line in lines)
+    assert "no requests to prod/vllm-3 (connection refused)" in [line.rstrip() for line in lines]
+
+
+def test_routers_that_share_nothing_are_named() -> None:
+    """The reason is in the head, and only while the condition holds."""
+    why = "other senders account for 40% of the replicas' prompt tokens"
+    page = observatory(NOW_S)
+    page["router"] = {"name": "a:1", "peers": [], "unshared": ""}
+    assert "share no state" not in plain.render(screen(page))
+    page["router"]["unshared"] = why
+    assert f"routers share no state: {why}" in plain.render(screen(page))

@@ -47,6 +47,7 @@ def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding a
         "map": _map(label),
         "advice": _advice(label),
         "groups": _groups(),
+        "tenants": _tenants(),
         "decisions": [decision(first_s + STEPS * STEP_S - 3 * n, n, replicas) for n in range(20)],
     }
 
@@ -60,7 +61,9 @@ def empty(now_s: float) -> Any:
     points = [{"at_s": point["at_s"], **quiet} for point in page["timeline"]["points"]]
     misses = dict.fromkeys(REASONS, 0)
     totals = {**quiet, "misses": misses, "diversity": None, "ttft_p99_s": None}
-    lists: dict[str, Any] = {name: [] for name in ("replicas", "models", "map", "advice", "groups", "decisions")}
+    lists: dict[str, Any] = {
+        name: [] for name in ("replicas", "models", "map", "advice", "groups", "tenants", "decisions")
+    }
     return {**page, **lists, "uptime_s": 4.0, "totals": totals, "timeline": {"step_s": STEP_S, "points": points}}
 
 
@@ -141,7 +144,15 @@ def fleet(now_s: float) -> list[dict[str, Any]]:
                 "ready": not lost,
                 "why": "connection refused" if lost else "",
                 "state": "closed",
+                "slow": "",
+                "idle": "",
                 "grade": "estimated" if n == 2 or lost else "exact",
+                "grade_why": "no event stream" if n == 2 or lost else "",
+                "grade_falls": 0,
+                "requests_per_s": 0.0 if lost else 4.25 - n,
+                "request_share": 0.0 if lost else round((4.25 - n) / 9.75, 4),
+                "ttft_p50_s": None if lost else 0.18 + n / 100,
+                "ttft_p90_s": None if lost else 0.82 + n / 10,
                 "in_flight": 0 if lost else int(20 * wave),
                 "window": 24,
                 "pending_prefill_ms": 0.0 if lost else round(400 * wave, 1),
@@ -219,6 +230,12 @@ def _groups() -> list[dict[str, Any]]:
     ]
     names = ("route", "tenant", "tools", "step", "agent", "requests", "prompt_tokens", "hit_rate", "genuine_hit_rate",
              "ttft_p50_s", "ttft_p90_s", "prompt_tokens_p50", "tool_calls_mean")  # fmt: skip
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _tenants() -> list[dict[str, Any]]:
+    rows = [("acme", 6.1, 0.6256, 0.55), ("bank", 3.65, 0.3744, 0.45)]
+    names = ("tenant", "requests_per_s", "request_share", "computed_share")
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 

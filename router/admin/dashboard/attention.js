@@ -2,7 +2,8 @@
 
 import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { standing } from "./tables.js";
+import { dominant, flapping, idleReplicas, listed, restarted, slowReplicas } from "./unevenness.js";
+import { standing, taking } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
 
@@ -21,7 +22,9 @@ const WAITED_S = 1; // in the queue, by one in ten of those that waited
 
 // `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
 export function showAttention(element, seen, minute, last) {
-  const all = [...replicasDown(seen), ...failing(minute), ...queued(minute, last), ...unshared(seen), ...fell(seen.timeline.points), ...slow(seen.timeline.points), ...full(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  const strained = [...queued(minute, last), ...slow(seen.timeline.points), ...full(seen)];
+  const all = [...replicasDown(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...flapping(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  if (all.length) all.splice(SHOWN_MAX - 1, 0, ...restarted(seen));
   const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
     const [mark, words, link] = item.children;
@@ -44,9 +47,8 @@ function replicasDown({ replicas }) {
   const down = replicas.filter((replica) => standing(replica)[1] === "bad");
   if (replicas.length === 0) return [{ key: "none", kind: "bad", words: "No replicas: no request can be served.", to: ["replicas-title", "Replicas"] }];
   if (down.length === 0) return [];
-  const named = down.slice(0, 3).map((each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
-  const more = down.length > 3 ? ` and ${down.length - 3} more` : "";
-  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas receive no requests: ${named.join(", ")}${more}.`, to: ["replicas-title", "Replicas"] }];
+  const named = listed(down, (each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
+  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas receive no requests: ${named}. ${taking(replicas)} take requests.`, to: ["replicas-title", "Replicas"] }];
 }
 
 function failing(minute) {

@@ -1,6 +1,6 @@
 // Replicas, groups of requests, advice.
 
-import { count, millis, percent, replicaName, seconds, share, span, NONE } from "./format.js";
+import { count, millis, percent, rate, replicaName, seconds, share, span, NONE } from "./format.js";
 import { bar, h, keyed, set, table, text } from "./dom.js";
 
 const GRADES = {
@@ -29,10 +29,21 @@ export function standing(replica) {
   if (replica.warming) return ["warming", "fair"];
   if (!replica.ready) return ["not ready", "bad"];
   if (replica.state && replica.state !== "closed") return [replica.state, "bad"];
-  return ["ready", "good"];
+  return ["ready", replica.slow ? "fair" : "good"];
 }
 
-const UNNAMED = new Set([NONE, "none", "other"]); // labels that stand for no tenant, or for many
+// Of all replicas, those that take requests.
+export function taking(replicas) {
+  return `${replicas.filter((replica) => standing(replica)[1] !== "bad" && !replica.warming).length} of ${replicas.length}`;
+}
+
+// Why a replica needs a look: it takes no requests, or is slower than its peers, or its cache is not known exactly.
+function reasons(replica) {
+  if (replica.warming || standing(replica)[1] === "bad") return replica.why || "";
+  return [replica.slow, replica.idle, replica.grade === "exact" ? "" : replica.grade_why].filter(Boolean).join("; ");
+}
+
+export const UNNAMED = new Set([NONE, "none", "other"]); // labels that stand for no tenant, or for many
 
 // A cell that narrows the list of requests to what it names; `chosen(filters)` does it.
 function narrowing(words, filters, chosen) {
@@ -56,13 +67,17 @@ export function showReplicas(element, replicas, chosen) {
     { name: "State", fill: (cell, row) => tag(cell, ...standing(row), row.why || null) },
     { name: "Models", value: (row) => (row.models ?? []).join(", ") || NONE, minor: true },
     { name: "Open", title: "open requests and their limit, which adapts to the engine's speed", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
+    { name: "Requests/s", numeric: true, title: "requests that ended in the last minutes", value: (row) => rate(row.requests_per_s) },
+    { name: "Share", numeric: true, title: "of all requests of the last minutes", value: (row) => percent(row.request_share, 0) },
+    { name: "TTFT p50", numeric: true, title: "time to first token, of the last minutes", value: (row) => seconds(row.ttft_p50_s) },
+    { name: "TTFT p90", numeric: true, title: "time to first token, of the last minutes", value: (row) => seconds(row.ttft_p90_s) },
     { name: "Prefill ahead", numeric: true, value: (row) => millis(row.pending_prefill_ms) },
     { name: "Running", numeric: true, minor: true, value: (row) => count(row.running) },
     { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
     { name: "KV in use", fill: (cell, row) => gauge(cell, row.kv_usage, percent(row.kv_usage, 0), 0.95) },
     { name: "Blocks known", fill: (cell, row) => gauge(cell, row.blocks_max ? row.blocks / row.blocks_max : 0, count(row.blocks), 2), minor: true },
     { name: "Cache state", fill: (cell, row) => tag(cell, row.grade, row.grade === "exact" ? "good" : "fair", GRADES[row.grade]) },
-    { name: "Why", grow: true, minor: true, value: (row) => (standing(row)[1] === "good" ? "" : row.why || "") },
+    { name: "Why", grow: true, minor: true, value: reasons },
   ];
   const troubled = (row) => standing(row)[1] !== "good";
   const rows = [...replicas.filter(troubled), ...replicas.filter((row) => !troubled(row))];

@@ -40,6 +40,7 @@ Tokenizer = Callable[[LoggedRequest, RequestSpec], int]  # number of tokens of a
 class _Placed(Struct):
     predicted_cached_tokens: int
     replay: bool
+    replica: str = ""  # a log names none
 
 
 class _Ended(Struct):

@@ -7,7 +7,7 @@ interpret, are removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from router.core.types.cache_misses import AVOIDABLE, MissReason
 
 BAR_CELLS = 20
 LIVE_ADVICE_MAX = 3
+NAMED_MAX = 3  # replicas without requests that the head names
 TEMPLATES_MAX = 16  # the rest are on the dashboard, and on /admin/templates
 LABEL_CHARS_MAX = 60
 COLOURS = {
@@ -47,11 +48,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Head of a column. Numbers are right-aligned and never cut; a column that folds may take several lines."""
+    """Head of a column. Numbers are right-aligned and never cut; a column that folds may take several lines. A minor
+    column is left out of a narrow terminal."""
 
     name: str
     number: bool = False
     folds: bool = False
+    minor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ def _headline(page: dict[str, Any]) -> list[Line]:
     prompt, decisions = recent["prompt_tokens"], page["decisions"]
     failed = sum(_is_failed(row) for row in decisions)
     errors = f"errors {failed} of the last {len(decisions)}" if decisions else "errors -"
+    taking = sum(_takes_requests(row) for row in page["replicas"])
+    down = taking < len(page["replicas"])
     genuine, replay = (_percent(recent[name], prompt) for name in ("genuine_tokens", "replay_tokens"))
     return [
         Line(
@@ -141,8 +146,10 @@ def _headline(page: dict[str, Any]) -> list[Line]:
                 Cell(f"p50 {_seconds(totals['ttft_p50_s'])}", "bold"),
                 Cell(f"  p90 {_seconds(totals['ttft_p90_s'])}  p99 {_seconds(totals['ttft_p99_s'])}"),
                 Cell(f"   diversity {_format_fixed(totals['diversity'])}"),
+                Cell(f"   {taking} of {len(page['replicas'])} take requests", "bold red" if down else ""),
             )
         ),
+        *_render_troubles(page),
     ]
 
 
@@ -161,6 +168,18 @@ def _render_verified(recent: dict[str, int], totals: dict[str, Any]) -> Line:
     counted = totals.get("counted_tokens", 0)
     engines = f"   engines count {_percent(totals['counted_hit_tokens'], counted)}" if counted else ""
     return Line((told, Cell(engines)))
+
+
+def _render_troubles(page: dict[str, Any]) -> list[Line]:
+    """Return a line of the replicas that take no requests, each with the reason, and one with the reason for which
+    routers share no state; none without such a trouble."""
+    down = [row for row in page["replicas"] if not _takes_requests(row) and not row["warming"]]
+    named = ", ".join(f"{_name(row)} ({row['why'] or row['state']})" for row in down[:NAMED_MAX])
+    more = f" and {len(down) - NAMED_MAX} more" if len(down) > NAMED_MAX else ""
+    lines = [f"no requests to {named}{more}"] if down else []
+    if why := page.get("router", {}).get("unshared"):
+        lines.append(f"routers share no state: {why}")
+    return [_line(printable(line), "bold red") for line in lines]
 
 
 NUMBERS = ("prompt_tokens", "hit_tokens", "genuine_tokens", "replay_tokens", "verified_tokens", "verified_hit_tokens",
@@ -208,17 +227,22 @@ def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
 
 
 def _replicas(page: dict[str, Any]) -> Grid:
-    """Return replicas, those that take no requests first, each with its errors among the last requests."""
+    """Return replicas, those that take no requests first, each with its errors among the last requests. Rates and times
+    are of the last minutes."""
     errors = _errors(page["decisions"])
     rows = []
     for row in sorted(page["replicas"], key=_takes_requests):
-        window, failed = f" of {row['window']}" if row["window"] else "", errors[row["id"]]
+        window, failed = f"/{row['window']}" if row["window"] else "", errors[row["id"]]
         rows.append(
-            (Cell(printable(_name(row))), Cell(f"{row['in_flight']}{window}"), Cell(_count(row["waiting"])),
+            (Cell(printable(_name(row))), Cell(_format_fixed(row.get("requests_per_s"), 1)),
+             Cell(_percent(row.get("request_share"), 1)), Cell(_seconds(row.get("ttft_p50_s"))),
+             Cell(_seconds(row.get("ttft_p90_s"))), Cell(f"{row['in_flight']}{window}"), Cell(_count(row["waiting"])),
              Cell(f"{row['pending_prefill_ms']:.0f} ms"), Cell(_percent(row["kv_usage"], 1)),
              Cell(str(failed), "bold red" if failed else ""), Cell(printable(row["grade"])), _render_readiness(row))
         )  # fmt: skip
-    return Grid(_columns("Replica", ">requests", ">waiting", ">ahead", ">KV", ">errors", "cache", "state"), rows)
+    names = _columns("Replica", ">req/s", ">share", ">TTFT p50", ">p90", ">open", ">waiting", ">ahead", ">KV",
+                     ">errors", "cache", "state", minor={"share", "waiting", "ahead"})  # fmt: skip
+    return Grid(names, rows)
 
 
 def _errors(decisions: Iterable[dict[str, Any]]) -> Counter[str]:
@@ -241,8 +265,9 @@ def _render_readiness(replica: dict[str, Any]) -> Cell:
     """Return "warming", "ready", or the reason that the replica takes no requests."""
     if replica["warming"]:
         return Cell("warming", "yellow")
-    if replica["ready"] and replica["state"] == "closed":
-        return Cell("ready", "green")
+    if _takes_requests(replica):
+        worse = replica.get("slow") or replica.get("idle") or ""
+        return Cell(printable(f"ready: {worse}"), "yellow") if worse else Cell("ready", "green")
     state = replica["state"] if replica["ready"] else "not ready"
     return Cell(printable(f"{state}: {replica['why']}" if replica["why"] else state), "red")
 
@@ -261,9 +286,12 @@ def _templates(page: dict[str, Any]) -> Grid:
     return Grid(_columns("Shared prefix", ">tokens", ">served/h", ">hit rate", "held by"), rows)
 
 
-def _columns(*names: str) -> tuple[Column, ...]:
+def _columns(*names: str, minor: Collection[str] = ()) -> tuple[Column, ...]:
     """Return columns without lines. A name that begins with `>` marks a column of numbers."""
-    return tuple(Column(name.lstrip(">"), number=name.startswith(">")) for name in names)
+    plain = [name.lstrip(">") for name in names]
+    return tuple(
+        Column(bare, number=name.startswith(">"), minor=bare in minor) for name, bare in zip(names, plain, strict=True)
+    )
 
 
 # -- words and numbers -------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ def _line(line: Line, width: int | None) -> Text:
 
 
 def _grid(grid: Grid, width: int | None) -> Table:
+    if width is not None:
+        grid = _without_minor(grid, width)
     table = Table(box=None, padding=(0, GAP_CELLS, 0, 0), pad_edge=False, header_style="bold")
     widths = _widths(grid, width) if width is not None else [None] * len(grid.columns)
     for column, cells in zip(grid.columns, widths, strict=True):
@@ -42,6 +44,22 @@ def _grid(grid: Grid, width: int | None) -> Table:
     for row in grid.rows:
         table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
     return table
+
+
+def _without_minor(grid: Grid, width: int) -> Grid:
+    """Return the grid without its minor columns, if texts would otherwise have less than their least width."""
+    numbers = sum(
+        max(len(column.name), *(len(row[place].text) for row in grid.rows))
+        for place, column in enumerate(grid.columns)
+        if column.number
+    )
+    texts = sum(not column.number for column in grid.columns)
+    if width - GAP_CELLS * (len(grid.columns) - 1) - numbers >= texts * TEXT_CELLS_MIN:
+        return grid
+    kept = [place for place, column in enumerate(grid.columns) if not column.minor]
+    return Grid(
+        tuple(grid.columns[place] for place in kept), [tuple(row[place] for place in kept) for row in grid.rows]
+    )
 
 
 def _widths(grid: Grid, width: int) -> list[int | None]:

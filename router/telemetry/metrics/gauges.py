@@ -161,6 +161,11 @@ class Replicas(Collector):
         text = "Fraction of the replica's computed prompt tokens that this router sent."
         yield each("share_ratio", text, lambda m: m.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", _speed)
+        text = (
+            "Learned time of the replica for the same work, relative to all replicas with the same models;"
+            " the higher of prefill and decode."
+        )
+        yield each("slowness_ratio", text, lambda m: max(m.prefill_factor.value, m.step_factor.value))
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in self._members()]
@@ -234,7 +239,7 @@ class Links(Collector):
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Yield five gauges, which have values if routers share state, and counters."""
+        """Yield gauges, of which five have values only if routers share state, and counters."""
         found = self._figures.sharing()
         counts, failures = (found.counts, found.failures) if found is not None else ({}, {})
         text = (
@@ -248,6 +253,11 @@ class Links(Collector):
         yield gauge("peering_routers", text, (), [] if found is None else [((), found.routers)])
         text = "Routers of other fleets, without a replica in common, that use the same store and name as this one."
         yield gauge("peering_unknown_routers", text, (), [] if found is None else [((), found.strangers)])
+        text = (
+            "1 while other routers or clients send to the same replicas and share no state with this router; see the"
+            " log event `routers_unshared`."
+        )
+        yield gauge("routers_unshared", text, (), [((), float(bool(self._figures.unshared())))])
         text = "Round-trip time of this router's last message through the shared store."
         yield gauge("peering_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
         text = "Messages between routers, by outcome at this router."

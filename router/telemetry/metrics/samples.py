@@ -77,6 +77,8 @@ class MetricSources:
     """Connections to the admin listener: how many are open, and how many it closed, by reason."""
     sharing: Callable[[], PeeringMetrics | None] = lambda: None
     """Link to other routers; None if no state is shared."""
+    unshared: Callable[[], str] = str
+    """Reason for which routers share no state; "" if that condition does not hold."""
     state: Callable[[], SnapshotMetrics | None] = lambda: None
     """Saved and restored state; None if no state is kept."""
     totals: ProcessTotals = field(default_factory=ProcessTotals)

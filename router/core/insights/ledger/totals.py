@@ -39,6 +39,7 @@ from router.core.insights.ledger.decaying_sums import (
 )
 from router.core.insights.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Groups
 from router.core.insights.ledger.lost_tokens import Losses
+from router.core.insights.ledger.recent_traffic import RecentTraffic
 from router.core.insights.ledger.template_tree import Branch, TemplateTree
 from router.core.insights.ledger.timeline import Timeline
 from router.core.types.cache_misses import (
@@ -62,6 +63,7 @@ _DIVERGED, _EVICTED, _UNSUPPORTED = MissReason.DIVERGED, MissReason.EVICTED, Mis
 class Placement(Protocol):
     """Required fields of a receipt."""
 
+    replica: str
     predicted_cached_tokens: int
     replay: bool
 
@@ -111,6 +113,7 @@ class Ledger:
         self.losses = Losses(excerpts=excerpts)
         self.fading = DecayingSum(WINDOW_S, now_s)
         self.shown = AdviceHysteresis()
+        self.traffic = RecentTraffic(now_s)
         self.differences = dict.fromkeys(DifferenceKind, 0)  # requests by kind of difference
         # share of prompts that are no replays, of those for which this is known
         self.diversity = FadingRatio(DIVERSITY_WINDOW_S)
@@ -134,6 +137,7 @@ class Ledger:
         group = self._kinds.get(kind) or self._kind(kind)
         now = group.now
         now[REQUESTS] += 1
+        self.traffic.add(receipt.replica, record.ttft_s)
         if record.ttft_s is not None:
             self._first_token(group, record.ttft_s)
         if miss is None:
@@ -213,7 +217,11 @@ class Ledger:
     def settle(self, now_s: float) -> None:
         """Add the current step to all sums, and move on to `now_s`."""
         weight = self._weight
-        groups = [group.settle(weight) for group in self.groups.all.values() if group.now[REQUESTS]]
+        groups = list[list[float]]()
+        for label, group in self.groups.all.items():
+            if group.now[REQUESTS]:
+                groups.append(sums := group.settle(weight))
+                self.traffic.add_tenant(label.tenant, sums[REQUESTS], sums[PROMPT] - sums[HIT])
         if groups:
             now: list[float] = list(map(sum, zip(*groups, strict=True)))
             step = self.timeline.now
@@ -223,6 +231,7 @@ class Ledger:
             told = now[REQUESTS] - now[UNTOLD]
             self.diversity.add(told - now[REPLAYS], told, now_s)
         self.timeline.move(now_s)
+        self.traffic.move(now_s)
         self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
         factor = self.fading.move(now_s)
         self._weight = self.fading.weight
