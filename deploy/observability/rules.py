@@ -15,55 +15,13 @@ of these two alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import yaml
 
-# The page that each router serves, through the port-forward of its first lines; the chart uses another address.
-RUNBOOK = "http://127.0.0.1:8001/runbook"
-BY = "job, namespace"
-BY_MODEL = f"{BY}, model"
+from deploy.observability import uneven
+from deploy.observability.alert import BY, BY_MODEL, PAGE, TICKET, Alert, rate, ratio
+
 OBJECTIVE = 0.999  # of requests without a 5xx, over 30 days
-PAGE, TICKET = "critical", "warning"
 ERROR_WINDOWS = ("5m", "30m", "1h", "6h")
-
-
-@dataclass(frozen=True)
-class Alert:
-    """One alert. Times as Prometheus writes them."""
-
-    name: str
-    expr: str
-    after: str  # minimum time for which it holds
-    severity: str
-    summary: str
-    description: str
-
-    @property
-    def rule(self) -> dict[str, Any]:
-        """The alert as a rule file has it."""
-        return {
-            "alert": self.name,
-            "expr": self.expr,
-            "for": self.after,
-            "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "description": self.description,
-                "runbook_url": f"{RUNBOOK}#{self.name.lower()}",
-            },
-        }
-
-
-def rate(metric: str, window: str, labels: str = "", by: str = BY) -> str:
-    """Return the metric's sum per second."""
-    return f"sum by ({by}) (rate({metric}{labels}[{window}]))"
-
-
-def ratio(part: str, whole: str) -> str:
-    """Return a ratio without a value if the whole is zero."""
-    return f"{part} / ({whole} > 0)"
 
 
 def _hits(window: str) -> dict[str, str]:
@@ -114,6 +72,7 @@ def recorded() -> dict[str, str]:
     )
     rules["warmroute:replica_computed_tokens:rate15m"] = f"sum by ({BY}) ({each})"
     rules["warmroute:spilled_tokens:rate5m"] = rate("warmroute_spilled_tokens_total", "5m", by=f"{BY_MODEL}, cause")
+    rules |= uneven.recorded()
     rules["warmroute:saved_prefill_seconds:rate5m"] = rate("warmroute_saved_prefill_seconds_total", "5m", by=BY_MODEL)
     return rules
 
@@ -333,6 +292,7 @@ ALERTS = (
         "New settings were refused",
         "{{ $labels.instance }} continues with the old settings.",
     ),
+    *uneven.ALERTS,
 )
 # fmt: on
 
