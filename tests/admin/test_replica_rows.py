@@ -75,10 +75,10 @@ def test_a_replica_that_gets_nothing() -> None:
     idle = same() | {IDS[3]: ReplicaTraffic(share=0.0)}
     assert explained(world, idle)[1] == {IDS[3]: "it got 0 requests in the last minutes, and its peers got 30 each"}
     assert explained(world, {id_: ReplicaTraffic() for id_ in IDS})[1] == {}
-    world.router.observe_models(IDS[3], [ServedModel("another")])
+    world.router.observations.observe_models(IDS[3], [ServedModel("another")])
     assert explained(world, idle)[1] == {}, "no peer serves its model"
-    world.router.observe_models(IDS[3], [ServedModel("m")])
-    world.router.observe_health(IDS[3], False, "connection refused", proof=True)
+    world.router.observations.observe_models(IDS[3], [ServedModel("m")])
+    world.router.fleet.observe_health(IDS[3], False, "connection refused", proof=True)
     assert explained(world, idle)[1] == {}, "its health checks say more"
 
 
@@ -86,7 +86,7 @@ def test_peers_serve_the_same_models() -> None:
     """Large models take longer than small ones, and that makes no replica slow."""
     world = World({id_: Engine() for id_ in IDS})
     for id_ in IDS[:2]:
-        world.router.observe_models(id_, [ServedModel("large")])
+        world.router.observations.observe_models(id_, [ServedModel("large")])
     times = {id_: ReplicaTraffic(30, 0.25, 0.25, 30, 4.0 if id_ in IDS[:2] else 0.3, 5.0) for id_ in IDS}
     assert explained(world, times) == ({}, {})
 
@@ -103,7 +103,7 @@ def test_the_reason_of_each_state() -> None:
     assert explain_state(member, 12.0) == healthy
     router.rest(IDS[0], 15.0)
     assert explain_state(member, 12.0) == "requested by the replica; for another 3.0 s"
-    router.observe_health(IDS[1], ok=False, why="connection refused", proof=True)
+    router.fleet.observe_health(IDS[1], ok=False, why="connection refused", proof=True)
     assert explain_state(router.fleet.members[IDS[1]], 12.0) == "connection refused"
     router.replace(Replica(id_, ready=id_ != IDS[2]) for id_ in IDS)
     assert explain_state(router.fleet.members[IDS[2]], 12.0) == "not ready according to discovery"
@@ -138,7 +138,7 @@ async def test_falls_of_a_grade_are_counted(client: ClientSession) -> None:
         for grade in grades:
             app.control.lifecycle.on_grade_changed(engine.url, grade, "events are missing")
         assert app.control.lifecycle.count_grade_falls(engine.url) == 2
-        app.router.observe_health(engine.url, False, "connection refused", proof=True)
+        app.router.fleet.observe_health(engine.url, False, "connection refused", proof=True)
         app.control.lifecycle.on_grade_changed(engine.url, Confidence.ESTIMATED, "gone")
         async with client.get(app.admin_url + "/admin/observatory") as response:
             (row,) = (await response.json())["replicas"]
