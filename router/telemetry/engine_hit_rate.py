@@ -14,8 +14,8 @@ reasons: the counters do not describe a single answer, they include the router's
 answers by the requests in flight.
 
 No tokens are counted if other routers or clients use the replica too (`ReplicaState.share` below 1, or unknown). None
-are counted while the replica serves a stage of disaggregated prefill: both replicas count such a prompt, each in its
-own way.
+are counted while the replica serves a request together with another replica: both count its prompt, each in its own
+way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENS_MIN = 2_000.0  # minimum of queries in the window that no answer accounts
 PART_MIN = 0.05  # the same as a part of all queries; below it, requests in flight distort the rate too much
 
 Silent = dict[tuple[str, str], float]  # (replica, model's label) -> prompt tokens of answers without a count
-# replica -> prompt tokens and hits of answers with a count, and requests with disaggregated prefill
+# replica -> prompt tokens and hits of answers with a count, and requests that two replicas serve
 Told = Mapping[str, list[float]]
 
 
