@@ -77,7 +77,7 @@ def _parts(data: bytes) -> list[_Object]:
 
 def _object(raw: Raw | bytes | None) -> _Object:
     """Return the fields of a JSON object; {} for anything else."""
-    return json_fields.decode_or_none(_decode, raw) or {} if raw else {}
+    return json_fields.decode_or_none(_decode, bytes(raw)) or {} if raw else {}  # native code takes bytes themselves
 
 
 def _counts(data: bytes) -> tuple[int | None, int | None]:
