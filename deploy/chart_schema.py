@@ -252,7 +252,9 @@ def objects() -> dict[str, Schema]:
             interval={"type": "string", "pattern": "^[1-9][0-9]*(ms|s|m)$"},
             labels=OF_USER,
         ),
-        "prometheusRule": closed(enabled=YES, labels=OF_USER, runbookUrl=TEXT),
+        "prometheusRule": closed(
+            enabled=YES, labels=OF_USER, runbookUrl=TEXT, ttftSeconds={"type": "number", "exclusiveMinimum": 0}
+        ),
         "pool": closed(
             create=YES,
             name=NAME,

@@ -32,7 +32,7 @@ async def test_a_replica_that_differs_from_its_peers_is_named(tab: Tab) -> None:
             assert words in attention, words
         assert "3 of 4 take requests" in await tab.text("#tile-waiting")
         table = await tab.text("#replicas")
-        for words in ("4.3", "44 %", "180 ms", "820 ms", slow, idle, breaker, "no event stream"):
+        for words in ("3.3", "33 %", "190 ms", "920 ms", slow, idle, breaker, "no event stream"):
             assert words in table, words
     async with opened(tab, lambda now_s: observatory(now_s) | {"timeline": {"step_s": 5, "points": []}}):
         attention = await tab.text("#attention")
@@ -54,7 +54,7 @@ async def test_one_tenant_and_a_young_router(tab: Tab) -> None:
         def page(now_s: float) -> Any:
             made = observatory(now_s) | {"timeline": {"step_s": 5, "points": []}, "advice": [], "tenants": named}
             made["replicas"] = [row | {"kv_usage": usage, "window": 1_000} for row in made["replicas"][:3]]
-            return made | {"uptime_s": 130.0}
+            return made | {"uptime_s": 130.0, "pages": []}
 
         return page
 

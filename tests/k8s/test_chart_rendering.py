@@ -119,6 +119,16 @@ def test_rules_of_the_chart_are_the_rules(rendered: dict[str, list[Document]]) -
     assert "{{ $labels.instance }}" in json.dumps(spec)
 
 
+@pytest.mark.parametrize("limit", ["10", "2.5"])
+def test_the_limit_of_the_time_to_first_token_is_a_value(limit: str) -> None:
+    """It is the expression of one recorded series, which alerts read."""
+    set_ = ("--set-json", f"prometheusRule.ttftSeconds={limit}")
+    spec = only(template("--values", example("secured"), *set_), "PrometheusRule")["spec"]
+    rules = {rule.get("record") or rule["alert"]: rule["expr"] for group in spec["groups"] for rule in group["rules"]}
+    assert rules["warmroute:ttft_seconds:limit"] == f"vector({limit})"
+    assert "scalar(warmroute:ttft_seconds:limit)" in rules["WarmrouteTtftHigh"]
+
+
 def test_dashboards_are_left_as_they_are(with_all: list[Document]) -> None:
     """A dashboard comes to Grafana's sidecar as its file says, templates of its own included."""
     (odd,) = (document for document in with_all if document["metadata"]["name"].endswith("-dashboard-odd"))

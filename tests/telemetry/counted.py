@@ -97,7 +97,14 @@ class Library:
                 if labels:
                     made.labels(*map(str, labels))
         for replica in REPLICAS:
-            for name in ("placed_tokens", "computed_tokens", "requests", "completion_tokens", "ttft_seconds"):
+            for name in (
+                "placed_tokens",
+                "computed_tokens",
+                "requests",
+                "completion_tokens",
+                "ttft_seconds",
+                "grade_falls",
+            ):
                 self.of[f"replica_{name}"].labels(replica)
         self._models: set[str] = set()
 
