@@ -15,8 +15,8 @@ TTFT_LIMIT_S = 10
 P90 = "warmroute:ttft_seconds:p90_rate5m"
 TTFT_OF_REPLICA = "warmroute:replica_ttft_seconds:mean_rate10m"
 REQUESTS_OF_REPLICA = "warmroute:replica_requests:rate15m"
-# The model of each replica, as a factor that adds the label `model`.
-_MODEL = f"on ({BY_REPLICA}) group_left (model) max by ({BY_REPLICA}, model) (warmroute_replica_info)"
+# The model of each replica, as a factor that adds the label `model`. A router that has just started knows none yet.
+_MODEL = f'on ({BY_REPLICA}) group_left (model) max by ({BY_REPLICA}, model) (warmroute_replica_info{{model!=""}})'
 
 
 def recorded() -> dict[str, str]:

@@ -79,13 +79,16 @@ def test_names_of_routers() -> None:
 
 
 async def test_pages_say_it(client: ClientSession) -> None:
-    """`/admin/replicas` and the dashboard's data have the condition, and the name of the router that says it."""
+    """`/admin/replicas` and the dashboard's data have the condition, with the router's name; a metric has it too."""
     async with RouterServer(resolve(settings(peering__expected_routers=2, peering__router_id="one"))) as app:
         await until(app.control.unshared.explain)
         async with client.get(app.admin_url + "/admin/replicas") as response:
             page = await response.json()
         async with client.get(app.admin_url + "/admin/observatory") as response:
             data = await response.json()
+        async with client.get(app.admin_url + "/metrics") as response:
+            metrics = (await response.text()).splitlines()
+    assert "warmroute_routers_unshared 1.0" in metrics
     assert page["sharing"] is None
     assert page["unshared"] == data["router"]["unshared"] != ""
     assert (data["router"]["name"], data["router"]["peers"]) == ("one", [])
