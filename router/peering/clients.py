@@ -17,6 +17,7 @@ from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis, Sentinel
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -104,6 +105,14 @@ async def connect(
     stack.push_async_callback(client.aclose)
     await client.ping()
     return client
+
+
+async def dedicated(client: Redis) -> AbstractConnection:
+    """Return a connection that one command at a time uses, until the client is closed. It has no time limit of its own,
+    for which redis-py runs a task per write. Raises one of FAILURES."""
+    connection: AbstractConnection = await client.connection_pool.get_connection()
+    connection.socket_timeout = None
+    return connection
 
 
 async def _ask_sentinels(address: StoreAddress, options: dict[str, Any]) -> tuple[str, int]:

@@ -20,8 +20,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
-from router.peering.clients import BAD_REPLY_ERRORS, FAILURES, TlsFiles, connect, failure, some_found
+from router.peering.clients import BAD_REPLY_ERRORS, FAILURES, TlsFiles, connect, dedicated, failure, some_found
 from router.peering.session import Entry, Page, StoreFailed, StreamId
 from router.peering.store_url import StoreAddress
 
@@ -48,6 +49,7 @@ async def open_session(
         try:
             await some_found(address, timeout_s)
             client = await connect(address, base, timeout_s, 2 * (BLOCK_S + timeout_s), tls, stack)
+            adding, reading = await dedicated(client), await dedicated(client)
         except FAILURES as error:
             failed = failure(error)
             if address.tls and failed.kind == "timeout":  # a server without TLS waits for the end of the first line
@@ -55,26 +57,33 @@ async def open_session(
                     "timeout", "no answer in time; check that the port uses TLS, which rediss:// requires"
                 )
             raise failed from error
-        yield RedisSession(client, base, timeout_s)
+        yield RedisSession(client, adding, reading, base, timeout_s)
 
 
 class RedisSession:
     """One session with the store. Every method raises StoreFailed."""
 
-    def __init__(self, client: Redis, base: str, timeout_s: float) -> None:
-        """`base` begins all keys."""
+    def __init__(
+        self, client: Redis, adding: AbstractConnection, reading: AbstractConnection, base: str, timeout_s: float
+    ) -> None:
+        """`base` begins all keys. Messages are added and read on connections of their own, with commands that are
+        encoded in advance: this is most of what a session does."""
         self._client: Any = client  # in redis-py's types, each command may or may not be awaitable
+        self._adding, self._reading = adding, reading
         self._timeout_s, self._base = timeout_s, base
         self._messages, self._owners, self._routers = f"{base}messages", f"{base}responses", f"{base}routers"
+        self._messages_key = self._messages.encode()
+        self._entries: Any = client.response_callbacks["XREAD"]  # decodes a reply of XREAD
+        self._add = _encoded(8, "XADD", self._messages, "MAXLEN", "~", MESSAGES_MAX, "*", MESSAGE.decode())
+        block_ms, keys = int(BLOCK_S * 1_000), (self._messages, self._owners)
+        self._read = _encoded(10, "XREAD", "COUNT", READ_MAX, "BLOCK", block_ms, "STREAMS", *keys)
 
     # -- messages and owners -----------------------------------------------------------------------------------------
 
     async def add(self, message: bytes) -> StreamId:
         """Add a message to the stream that all routers read. Returns its id."""
         try:
-            reply = await self._try(
-                self._client.xadd, self._messages, {MESSAGE: message}, maxlen=MESSAGES_MAX, approximate=True
-            )
+            reply = await self._try(_exchange, self._adding, b"%b$%d\r\n%b\r\n" % (self._add, len(message), message))
         except StoreFailed as failed:
             if NO_MORE_IDS in failed.text:
                 await self._try(self._client.delete, self._messages)
@@ -83,11 +92,9 @@ class RedisSession:
 
     async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
-        places = {self._messages: _text_of(messages_at), self._owners: _text_of(owners_at)}
-        reply = await self._try(
-            self._client.xread, places, count=READ_MAX, block=int(BLOCK_S * 1_000), within_s=BLOCK_S
-        )
-        return _checked(self._page, reply, messages_at, owners_at)
+        command = self._read + _encoded_words(_text_of(messages_at), _text_of(owners_at))
+        reply = await self._try(_exchange, self._reading, command, within_s=BLOCK_S)
+        return _checked(self._page, _checked(self._entries, reply), messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
         """Return the next owners after this id, without a wait."""
@@ -99,7 +106,7 @@ class RedisSession:
         for key, entries in reply or ():
             for text, fields in entries:
                 id_ = _id_of(text)
-                if key == self._messages.encode():
+                if key == self._messages_key:
                     message = (fields or {}).get(MESSAGE, b"")
                     messages.append((id_, message if isinstance(message, bytes) else b""))
                     messages_at = id_
@@ -190,6 +197,20 @@ class RedisSession:
                 return await command(*arguments, **named)
         except FAILURES as error:
             raise failure(error) from error
+
+
+async def _exchange(connection: AbstractConnection, command: bytes) -> Any:  # noqa: ANN401 - any reply
+    await connection.send_packed_command(command, check_health=False)
+    return await connection.read_response()
+
+
+def _encoded(words: int, *first: str | int) -> bytes:
+    """Encode the first words of a command of `words` words."""
+    return b"*%d\r\n" % words + _encoded_words(*first)
+
+
+def _encoded_words(*words: str | int) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in (str(each).encode() for each in words)])
 
 
 def _checked(read: Callable[..., _T], *arguments: Any) -> _T:  # noqa: ANN401 - any reply
