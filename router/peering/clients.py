@@ -17,8 +17,8 @@ from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis, Sentinel
-from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -42,6 +42,7 @@ from router.peering.store_url import StoreAddress, StoreKind
 
 # Exceptions of redis-py, and of Python if the store's answer has another shape than the command's.
 BAD_REPLY_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
+READ_BYTES = 64 << 10  # bytes of a reply that are read at once
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, *BAD_REPLY_ERRORS)
 
 
@@ -107,12 +108,28 @@ async def connect(
     return client
 
 
-async def dedicated(client: Redis) -> AbstractConnection:
-    """Return a connection that one command at a time uses, until the client is closed. It has no time limit of its own,
-    for which redis-py runs a task per write. Raises one of FAILURES."""
-    connection: AbstractConnection = await client.connection_pool.get_connection()
+class _OneReply(_AsyncRESP2Parser):
+    """redis-py's parser for a connection that never has more than one reply. It parses in memory what has arrived;
+    otherwise each line is a read of the stream."""
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: ANN401 - any reply
+        """Parse the next reply. Raises one of FAILURES."""
+        if self._stream is not None:
+            self._chunks.append(await self._stream.read(READ_BYTES))
+        return await super().read_response(disable_decoding)
+
+
+async def dedicated(client: Redis, stack: AsyncExitStack) -> AbstractConnection:
+    """Return a connection for one command at a time. It has no time limits of its own, for which redis-py runs a task
+    per write. `stack` closes it. Raises one of FAILURES."""
+    pool: Any = client.connection_pool  # redis-py has no types for these
+    connection = pool.make_connection()
+    connection.set_parser(_OneReply)
+    stack.push_async_callback(connection.disconnect)
+    await connection.connect()
     connection.socket_timeout = None
-    return connection
+    found: AbstractConnection = connection
+    return found
 
 
 async def _ask_sentinels(address: StoreAddress, options: dict[str, Any]) -> tuple[str, int]:

@@ -40,7 +40,8 @@ ECHO_TIMEOUT_S = 0.75  # longest time without a received own message; then this 
 WATCH_S = 0.1  # interval of the checks if the link is whole
 RETRY_S = 0.1  # between two attempts to open a session
 RETRY_ODD_S = 5.0  # longest such time if the peer does not speak the Redis protocol: it may try to cause load
-READ_GAP_S = 0.005  # shortest time between two reads: messages that arrive within this time are read at once
+READ_GAP_S = 0.005  # time between two reads in a flood: messages that arrive within this time are read at once
+READS_IN_A_ROW = 3  # reads without a pause before that: the timer of a pause costs more than a small read
 RESTORE_GAP_S = 0.5  # shortest time between two reads of the states of routers of which messages are missing
 TICK_S = 1.0  # between two calls of SharedStateSync.tick
 CLOSE_S = 0.3  # longest time for the goodbye
@@ -246,9 +247,8 @@ class PeerChannel:
 
     async def _follow(self, session: Session) -> None:
         """Read messages and owners. Raises StoreFailed."""
-        pace = CooperativeBudget()
+        pace, due_s = CooperativeBudget(), self._clock()
         while True:
-            began_s = self._clock()
             page = await session.read(self._messages_at, self._owners_at)
             pace.begin()
             for id_, message in page.messages:
@@ -259,7 +259,10 @@ class PeerChannel:
             self._messages_at, self._owners_at = page.messages_at, page.owners_at
             if self._peers.is_incomplete() and self._clock() - self._restored_s >= RESTORE_GAP_S:
                 await self._restore(session)
-            await asyncio.sleep(max(0.0, READ_GAP_S - (self._clock() - began_s)))
+            now_s = self._clock()
+            due_s = max(due_s, now_s - READS_IN_A_ROW * READ_GAP_S) + READ_GAP_S
+            if due_s > now_s:
+                await asyncio.sleep(due_s - now_s)
 
     async def _restore(self, session: Session) -> None:
         """Read the states of all routers, and apply those of which messages are missing. Their messages after the state

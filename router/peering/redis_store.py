@@ -49,7 +49,7 @@ async def open_session(
         try:
             await some_found(address, timeout_s)
             client = await connect(address, base, timeout_s, 2 * (BLOCK_S + timeout_s), tls, stack)
-            adding, reading = await dedicated(client), await dedicated(client)
+            adding, reading = await dedicated(client, stack), await dedicated(client, stack)
         except FAILURES as error:
             failed = failure(error)
             if address.tls and failed.kind == "timeout":  # a server without TLS waits for the end of the first line
@@ -69,11 +69,11 @@ class RedisSession:
         """`base` begins all keys. Messages are added and read on connections of their own, with commands that are
         encoded in advance: this is most of what a session does."""
         self._client: Any = client  # in redis-py's types, each command may or may not be awaitable
+        self._client.set_response_callback("XREAD", _as_it_is)
         self._adding, self._reading = adding, reading
         self._timeout_s, self._base = timeout_s, base
         self._messages, self._owners, self._routers = f"{base}messages", f"{base}responses", f"{base}routers"
         self._messages_key = self._messages.encode()
-        self._entries: Any = client.response_callbacks["XREAD"]  # decodes a reply of XREAD
         self._add = _encoded(8, "XADD", self._messages, "MAXLEN", "~", MESSAGES_MAX, "*", MESSAGE.decode())
         block_ms, keys = int(BLOCK_S * 1_000), (self._messages, self._owners)
         self._read = _encoded(10, "XREAD", "COUNT", READ_MAX, "BLOCK", block_ms, "STREAMS", *keys)
@@ -92,9 +92,10 @@ class RedisSession:
 
     async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
-        command = self._read + _encoded_words(_text_of(messages_at), _text_of(owners_at))
+        at = b"%d-%d" % messages_at, b"%d-%d" % owners_at
+        command = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (self._read, len(at[0]), at[0], len(at[1]), at[1])
         reply = await self._try(_exchange, self._reading, command, within_s=BLOCK_S)
-        return _checked(self._page, _checked(self._entries, reply), messages_at, owners_at)
+        return _checked(self._page, reply, messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
         """Return the next owners after this id, without a wait."""
@@ -104,15 +105,15 @@ class RedisSession:
     def _page(self, reply: Any, messages_at: StreamId, owners_at: StreamId) -> Page:  # noqa: ANN401 - any reply
         messages, owners = list[tuple[StreamId, bytes]](), list[Entry]()
         for key, entries in reply or ():
-            for text, fields in entries:
-                id_ = _id_of(text)
-                if key == self._messages_key:
-                    message = (fields or {}).get(MESSAGE, b"")
-                    messages.append((id_, message if isinstance(message, bytes) else b""))
-                    messages_at = id_
-                else:
-                    owners_at = id_
-                    if (owner := _owner(fields)) is not None:
+            if key == self._messages_key:
+                for text, fields in entries:
+                    messages_at = _id_of(text)
+                    message = _fields(fields).get(MESSAGE, b"")
+                    messages.append((messages_at, message if isinstance(message, bytes) else b""))
+            else:
+                for text, fields in entries:
+                    owners_at = _id_of(text)
+                    if (owner := _owner(_fields(fields))) is not None:
                         owners.append(owner)
         return Page(messages, owners, messages_at, owners_at)
 
@@ -176,7 +177,7 @@ class RedisSession:
         )
         if not reply:
             return None
-        id_, parcel = _checked(lambda: (reply[0][1][0][0], bytes(reply[0][1][0][1][MESSAGE])))
+        id_, parcel = _checked(lambda: (reply[0][1][0][0], bytes(_fields(reply[0][1][0][1])[MESSAGE])))
         await self._try(self._client.xdel, key, id_)
         return parcel
 
@@ -206,11 +207,17 @@ async def _exchange(connection: AbstractConnection, command: bytes) -> Any:  # n
 
 def _encoded(words: int, *first: str | int) -> bytes:
     """Encode the first words of a command of `words` words."""
-    return b"*%d\r\n" % words + _encoded_words(*first)
+    encoded = [str(word).encode() for word in first]
+    return b"*%d\r\n" % words + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
 
 
-def _encoded_words(*words: str | int) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in (str(each).encode() for each in words)])
+def _as_it_is(response: Any, **_: Any) -> Any:  # noqa: ANN401 - any reply
+    return response
+
+
+def _fields(words: Any) -> dict[Any, Any]:  # noqa: ANN401 - any reply
+    """Return the fields of an entry, which are a list of names and values in turn."""
+    return dict(zip(words[::2], words[1::2], strict=False)) if words else {}
 
 
 def _checked(read: Callable[..., _T], *arguments: Any) -> _T:  # noqa: ANN401 - any reply
