@@ -202,7 +202,7 @@ class RedisSession:
 
 async def _exchange(connection: AbstractConnection, command: bytes) -> Any:  # noqa: ANN401 - any reply
     await connection.send_packed_command(command, check_health=False)
-    return await connection.read_response()
+    return await connection.read_response(disable_decoding=True)  # all values are bytes anyway
 
 
 def _encoded(words: int, *first: str | int) -> bytes:
