@@ -11,6 +11,7 @@ elements as a reply announces, 10^9 in thirteen bytes. The other one takes memor
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -108,30 +109,6 @@ async def connect(
     return client
 
 
-class _OneReply(_AsyncRESP2Parser):
-    """redis-py's parser for a connection that never has more than one reply. It parses in memory what has arrived;
-    otherwise each line is a read of the stream."""
-
-    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: ANN401 - any reply
-        """Parse the next reply. Raises one of FAILURES."""
-        if self._stream is not None:
-            self._chunks.append(await self._stream.read(READ_BYTES))
-        return await super().read_response(disable_decoding)
-
-
-async def dedicated(client: Redis, stack: AsyncExitStack) -> AbstractConnection:
-    """Return a connection for one command at a time. It has no time limits of its own, for which redis-py runs a task
-    per write. `stack` closes it. Raises one of FAILURES."""
-    pool: Any = client.connection_pool  # redis-py has no types for these
-    connection = pool.make_connection()
-    connection.set_parser(_OneReply)
-    stack.push_async_callback(connection.disconnect)
-    await connection.connect()
-    connection.socket_timeout = None
-    found: AbstractConnection = connection
-    return found
-
-
 async def _ask_sentinels(address: StoreAddress, options: dict[str, Any]) -> tuple[str, int]:
     kept = {name: value for name, value in options.items() if name not in ("username", "password")}
     named = {"username": address.sentinel_username or None, "password": address.sentinel_password or None}
@@ -192,3 +169,67 @@ def failure(error: Exception) -> StoreFailed:
     if kind == "answer" and text.startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "BUSY")):
         kind = "read_only"
     return StoreFailed(kind, text)
+
+
+class _OneReply(_AsyncRESP2Parser):
+    """redis-py's parser for a connection that never has more than one reply. It parses in memory what has arrived;
+    otherwise each line is a read of the stream."""
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: ANN401 - any reply
+        """Parse the next reply. Raises one of FAILURES."""
+        if self._stream is not None:
+            self._chunks.append(await self._stream.read(READ_BYTES))
+        return await super().read_response(disable_decoding)
+
+
+class DedicatedConnection:
+    """Connection for one command at a time. It costs less than half of a client's command: commands are encoded by the
+    caller, a write needs no task, and one timer limits many commands."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        """`connection` is connected, and has no time limits of its own."""
+        self._connection = connection
+        self._task: asyncio.Task[Any] | None = None  # the task of the command
+        self._due_s = math.inf  # time at which the command fails
+        self._late = False  # True if it was cancelled then
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def ask(self, command: bytes, within_s: float) -> Any:  # noqa: ANN401 - any reply
+        """Send an encoded command, and return its reply. Raises StoreFailed."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a command needs a task")
+        cancelled, self._task, self._late, self._due_s = task.cancelling(), task, False, loop.time() + within_s
+        if self._timer is None:  # otherwise it is set for an earlier time, and is set again then
+            self._timer = loop.call_at(self._due_s, self._check, loop)
+        try:
+            await self._connection.send_packed_command(command, check_health=False)
+            return await self._connection.read_response(disable_decoding=True)  # values stay bytes anyway
+        except asyncio.CancelledError:
+            if self._late and task.uncancel() <= cancelled:
+                raise failure(TimeoutError()) from None
+            raise
+        except FAILURES as error:
+            raise failure(error) from error
+        finally:
+            self._task, self._due_s = None, math.inf
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        if loop.time() < self._due_s:
+            self._timer = loop.call_at(self._due_s, self._check, loop)
+        else:
+            self._late = self._task.cancel()
+
+
+async def dedicated(client: Redis, stack: AsyncExitStack) -> DedicatedConnection:
+    """Connect once more to a client's server. `stack` closes the connection. Raises one of FAILURES."""
+    pool: Any = client.connection_pool  # redis-py has no types for this
+    connection = pool.make_connection()
+    connection.set_parser(_OneReply)
+    stack.push_async_callback(connection.disconnect)
+    await connection.connect()
+    connection.socket_timeout = None
+    return DedicatedConnection(connection)

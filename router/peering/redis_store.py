@@ -20,9 +20,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 
-from router.peering.clients import BAD_REPLY_ERRORS, FAILURES, TlsFiles, connect, dedicated, failure, some_found
+from router.peering.clients import (
+    BAD_REPLY_ERRORS,
+    FAILURES,
+    DedicatedConnection,
+    TlsFiles,
+    connect,
+    dedicated,
+    failure,
+    some_found,
+)
 from router.peering.session import Entry, Page, StoreFailed, StreamId
 from router.peering.store_url import StoreAddress
 
@@ -64,7 +72,7 @@ class RedisSession:
     """One session with the store. Every method raises StoreFailed."""
 
     def __init__(
-        self, client: Redis, adding: AbstractConnection, reading: AbstractConnection, base: str, timeout_s: float
+        self, client: Redis, adding: DedicatedConnection, reading: DedicatedConnection, base: str, timeout_s: float
     ) -> None:
         """`base` begins all keys. Messages are added and read on connections of their own, with commands that are
         encoded in advance: this is most of what a session does."""
@@ -83,7 +91,7 @@ class RedisSession:
     async def add(self, message: bytes) -> StreamId:
         """Add a message to the stream that all routers read. Returns its id."""
         try:
-            reply = await self._try(_exchange, self._adding, b"%b$%d\r\n%b\r\n" % (self._add, len(message), message))
+            reply = await self._adding.ask(b"%b$%d\r\n%b\r\n" % (self._add, len(message), message), 2 * self._timeout_s)
         except StoreFailed as failed:
             if NO_MORE_IDS in failed.text:
                 await self._try(self._client.delete, self._messages)
@@ -94,7 +102,7 @@ class RedisSession:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
         at = b"%d-%d" % messages_at, b"%d-%d" % owners_at
         command = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (self._read, len(at[0]), at[0], len(at[1]), at[1])
-        reply = await self._try(_exchange, self._reading, command, within_s=BLOCK_S)
+        reply = await self._reading.ask(command, BLOCK_S + 2 * self._timeout_s)
         return _checked(self._page, reply, messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
@@ -198,11 +206,6 @@ class RedisSession:
                 return await command(*arguments, **named)
         except FAILURES as error:
             raise failure(error) from error
-
-
-async def _exchange(connection: AbstractConnection, command: bytes) -> Any:  # noqa: ANN401 - any reply
-    await connection.send_packed_command(command, check_health=False)
-    return await connection.read_response(disable_decoding=True)  # all values are bytes anyway
 
 
 def _encoded(words: int, *first: str | int) -> bytes:
