@@ -185,7 +185,9 @@ class RedisSession:
         )
         if not reply:
             return None
-        id_, parcel = _checked(lambda: (reply[0][1][0][0], bytes(_fields(reply[0][1][0][1])[MESSAGE])))
+        id_, parcel = _checked(lambda: (reply[0][1][0][0], _fields(reply[0][1][0][1])[MESSAGE]))
+        if not isinstance(parcel, bytes):
+            raise StoreFailed("answer", "an invalid Redis answer: a parcel that is not a string")
         await self._try(self._client.xdel, key, id_)
         return parcel
 

@@ -70,13 +70,12 @@ async def streamed(
 
 
 async def settle(client: httpx.AsyncClient, router: Router) -> None:
-    """Have both replicas trusted again: kills in a row open a breaker, which answers close. Each prompt is a new one,
-    so that one that nobody has is placed on either."""
+    """Have both replicas trusted again: kills in a row open a breaker, which answers close. Prompts that no replica has
+    are sent together, so that the replica that is slower at the moment gets some of them, too."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
-            for _ in range(3):
-                body = {"model": MODEL, "prompt": f"{random.random()} is a number", "max_tokens": 1}
-                await client.post(router.url + COMPLETIONS, json=body)
+            bodies = [{"model": MODEL, "prompt": f"{random.random()} is a number", "max_tokens": 8} for _ in range(12)]
+            await asyncio.gather(*(client.post(router.url + COMPLETIONS, json=body) for body in bodies))
             rows = await asyncio.to_thread(router.replica_rows)
             if rows and all(row["breaker"]["state"] == "closed" and row["ready"] for row in rows):
                 return
