@@ -14,9 +14,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.peering import persistence
+from router.peering.clients import TlsFiles
 from router.peering.frames import BadFrame, PeerFrame, head_of, pack_frame
 from router.peering.message_auth import Seals
 from router.peering.peers import SILENT_S, Arrival, PeerRegistry
+from router.peering.redis_store import open_session
+from router.peering.session import StoreFailed
+from router.peering.store_url import parse_address
 from tests.peering.links import linked, receiver
 from tests.peering.stores import StoreServer, free_port
 from tests.support.waiting import until
@@ -168,6 +172,15 @@ async def test_a_server_that_is_no_store_is_a_failure_and_no_bug(
         await until(lambda: sum(a.link.failures.values()) >= 2 and a.link.why != "not connected yet")
         assert not a.link.connected
         assert not events(caplog)["bug"]
+
+
+async def test_a_parcel_that_is_a_number_allocates_nothing() -> None:
+    """A server's reply has a large integer in the place of a router's state."""
+    reply = b"*1\r\n*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nm\r\n:1000000000000\r\n"
+    async with saying(reply) as port:
+        async with open_session(parse_address(f"redis://127.0.0.1:{port}"), "f", 5.0, TlsFiles()) as store:
+            with pytest.raises(StoreFailed, match="not a string"):
+                await store.take("k", 0.1)
 
 
 # redis-py 8.1 now and then leaves the connection to a cluster's lost node to the garbage collector.
