@@ -183,8 +183,8 @@ class _OneReply(_AsyncRESP2Parser):
 
 
 class DedicatedConnection:
-    """Connection for one command at a time. It costs less than half of a client's command: commands are encoded by the
-    caller, a write needs no task, and one timer limits many commands."""
+    """Connection for one command at a time. It costs about half of a client's command: a write needs no task, and one
+    timer limits many commands."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         """`connection` is connected, and has no time limits of its own."""
@@ -194,8 +194,8 @@ class DedicatedConnection:
         self._late = False  # True if it was cancelled then
         self._timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, command: bytes, within_s: float) -> Any:  # noqa: ANN401 - any reply
-        """Send an encoded command, and return its reply. Raises StoreFailed."""
+    async def ask(self, *words: str | bytes | int, within_s: float) -> Any:  # noqa: ANN401 - any reply
+        """Send a command, and return its reply. Raises StoreFailed."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise RuntimeError("a command needs a task")
@@ -203,6 +203,7 @@ class DedicatedConnection:
         if self._timer is None:  # otherwise it is set for an earlier time, and is set again then
             self._timer = loop.call_at(self._due_s, self._check, loop)
         try:
+            command = self._connection.pack_command(*words)
             await self._connection.send_packed_command(command, check_health=False)
             return await self._connection.read_response(disable_decoding=True)  # values stay bytes anyway
         except asyncio.CancelledError:

@@ -74,24 +74,24 @@ class RedisSession:
     def __init__(
         self, client: Redis, adding: DedicatedConnection, reading: DedicatedConnection, base: str, timeout_s: float
     ) -> None:
-        """`base` begins all keys. Messages are added and read on connections of their own, with commands that are
-        encoded in advance: this is most of what a session does."""
+        """`base` begins all keys. Messages are added and read on connections of their own: this is most of what a
+        session does."""
         self._client: Any = client  # in redis-py's types, each command may or may not be awaitable
         self._client.set_response_callback("XREAD", _as_it_is)
         self._adding, self._reading = adding, reading
         self._timeout_s, self._base = timeout_s, base
         self._messages, self._owners, self._routers = f"{base}messages", f"{base}responses", f"{base}routers"
         self._messages_key = self._messages.encode()
-        self._add = _encoded(8, "XADD", self._messages, "MAXLEN", "~", MESSAGES_MAX, "*", MESSAGE.decode())
         block_ms, keys = int(BLOCK_S * 1_000), (self._messages, self._owners)
-        self._read = _encoded(10, "XREAD", "COUNT", READ_MAX, "BLOCK", block_ms, "STREAMS", *keys)
+        self._add = ("XADD", self._messages, "MAXLEN", "~", MESSAGES_MAX, "*", MESSAGE)
+        self._read = ("XREAD", "COUNT", READ_MAX, "BLOCK", block_ms, "STREAMS", *keys)
 
     # -- messages and owners -----------------------------------------------------------------------------------------
 
     async def add(self, message: bytes) -> StreamId:
         """Add a message to the stream that all routers read. Returns its id."""
         try:
-            reply = await self._adding.ask(b"%b$%d\r\n%b\r\n" % (self._add, len(message), message), 2 * self._timeout_s)
+            reply = await self._adding.ask(*self._add, message, within_s=2 * self._timeout_s)
         except StoreFailed as failed:
             if NO_MORE_IDS in failed.text:
                 await self._try(self._client.delete, self._messages)
@@ -100,9 +100,8 @@ class RedisSession:
 
     async def read(self, messages_at: StreamId, owners_at: StreamId) -> Page:
         """Return the next messages and owners after these ids. Waits for at most BLOCK_S if there is none."""
-        at = b"%d-%d" % messages_at, b"%d-%d" % owners_at
-        command = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (self._read, len(at[0]), at[0], len(at[1]), at[1])
-        reply = await self._reading.ask(command, BLOCK_S + 2 * self._timeout_s)
+        words = *self._read, _text_of(messages_at), _text_of(owners_at)
+        reply = await self._reading.ask(*words, within_s=BLOCK_S + 2 * self._timeout_s)
         return _checked(self._page, reply, messages_at, owners_at)
 
     async def read_owners(self, owners_at: StreamId) -> Page:
@@ -208,12 +207,6 @@ class RedisSession:
                 return await command(*arguments, **named)
         except FAILURES as error:
             raise failure(error) from error
-
-
-def _encoded(words: int, *first: str | int) -> bytes:
-    """Encode the first words of a command of `words` words."""
-    encoded = [str(word).encode() for word in first]
-    return b"*%d\r\n" % words + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
 
 
 def _as_it_is(response: Any, **_: Any) -> Any:  # noqa: ANN401 - any reply
