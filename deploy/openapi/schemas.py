@@ -290,7 +290,7 @@ def _replicas() -> Part:
     stream = {
         **each(text(), "state why endpoint"),
         "grade": one_of(*GRADES),
-        "last_seq": whole(),
+        "last_seq": whole("Number of the last batch of which all events are applied."),
         "lag_s": maybe(number("The router's clock minus the engine's, at the last batch.")),
         **each(whole(), "events blocks answers_compared answers_equal"),
         "counts": by_name(whole(), "Counts of batches and errors."),

@@ -41,6 +41,21 @@ async def test_joins_from_batch_zero_and_follows(world: World) -> None:
     assert 0 <= stats.lag_s < 60
 
 
+async def test_a_batch_counts_when_all_of_it_is_applied(world: World) -> None:
+    """Large batches are applied in turns of the event loop: a number that is shown early would hide missing blocks."""
+    publisher, index, subscriber = await joined(world)
+    seen: dict[int, int] = {}
+    for batch in range(3, 6):
+        await publisher.say(*(stored(batch * 10_000 + 8 * n, 8) for n in range(1_000)))
+    async with asyncio.timeout(60):
+        while (seq := world.stats(subscriber).last_seq) < 5:
+            seen.setdefault(seq, len(index.held))
+            await asyncio.sleep(0)
+    seen[seq] = len(index.held)
+    assert seen[5] == 3 + 3 * 8_000
+    assert all(held >= 3 + max(0, seq - 2) * 8_000 for seq, held in seen.items())
+
+
 async def test_how_far_it_was_said(world: World) -> None:
     """By the time that a batch bears, whatever the clocks' difference: one that is older than the others were when it
     comes says nothing of since."""

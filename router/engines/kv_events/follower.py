@@ -53,7 +53,7 @@ class StreamStats:
     grade: Confidence
     why: str
     endpoint: str = ""
-    last_seq: int = -1
+    last_seq: int = -1  # number of the last batch of which all events are applied
     lag_s: float | None = None  # lag of the last batch: the router's wall clock minus the engine's
     events: int = 0
     blocks: int = 0  # blocks stored and removed so far
@@ -98,6 +98,7 @@ class EventStreamReader:
         self._turns: Turns | None = None  # turns of the stream that is followed
         self._share_s = YIELD_S  # limit of work in the current turn
         self._applying = asyncio.Lock()  # held while a batch is applied, and while the whole state is copied
+        self._incomplete = False  # part of the stream's last batch may not be applied yet
         self._unproven = 0  # blocks from another process that the stream has not proved yet
         self.down_since_s: float | None = None  # start of the failed connection attempts; None without any
 
@@ -112,7 +113,7 @@ class EventStreamReader:
             grade=stream.grade,
             why=stream.why,
             endpoint=endpoint,
-            last_seq=stream.last_seq,
+            last_seq=stream.last_seq - self._incomplete,
             lag_s=self._lag_s,
             events=self._events,
             blocks=self._blocks,
@@ -198,7 +199,7 @@ class EventStreamReader:
             return
         if not self.connects:
             self._grade(Confidence.ESTIMATED, f"not connected to {source.endpoint} yet")
-        self.stream = KvStream(bool(source.replay), self._shared.limits)
+        self.stream, self._incomplete = KvStream(bool(source.replay), self._shared.limits), False
         try:
             if subscription is None:
                 self.stream.on_connected(self._shared.clock())
@@ -309,6 +310,7 @@ class EventStreamReader:
 
     async def _perform(self, stream: KvStream) -> None:
         clock = self._shared.clock
+        self._incomplete = True
         while (step := stream.next(clock())) is not None or stream.busy:
             if step is None:
                 await self._yield_if_due()
@@ -321,6 +323,7 @@ class EventStreamReader:
             else:
                 self._do(step)
             await self._yield_if_due()
+        self._incomplete = False
 
     async def _apply(self, step: Apply) -> None:
         clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
