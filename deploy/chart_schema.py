@@ -19,6 +19,7 @@ import msgspec
 from router.cli.config_loader import TEXTS_OR_NUMBERS
 from router.config.schema import field_keys
 from router.core.placement.policies import POLICIES
+from router.core.types.disagg_types import KvConnector
 from router.former_names import REMOVED, REMOVED_VALUES, SETTINGS, UNTIL
 
 TARGET = Path(__file__).resolve().parents[1] / "helm" / "warmroute" / "values.schema.json"
@@ -35,6 +36,7 @@ WORDS = {
     "log.level": ("debug", "info", "warning", "error"),
     "log.format": ("json", "text"),
     "routing.policy": tuple(POLICIES),
+    "disagg.kv_connector": ("", *KvConnector),
 }
 # Values of engines' pods that have the same schema as those of routers' pods.
 ENGINE_POD_KEYS = ("nodeSelector", "tolerations", "affinity", "podLabels", "podAnnotations", "resources")

@@ -227,8 +227,8 @@ class InsightsService:
         counts, rows = router.disaggregator.pair_counts(now_s), Rows()
         for member in router.members:
             if (found := router.disaggregator.connector_of(member.id)) is not None:
-                handshake, _, answers = found
-                row = {"id": member.id, "role": member.replica.role, "handshake": handshake, "answers": answers}
+                connector, _, answers = found
+                row = {"id": member.id, "role": member.replica.role, "handshake": connector, "answers": answers}
                 rows.append({**row, "pairs": counts.get(member.id) or {"warm": 0, "new": 0, "resting": 0}})
         if not rows:
             return None

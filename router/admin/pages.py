@@ -201,9 +201,9 @@ class Pages:
         decode; None without a KV connector."""
         if (found := self._router.disaggregator.connector_of(replica)) is None:
             return None
-        handshake, address, answers = found
+        connector, address, answers = found
         return {
-            "handshake": handshake,
+            "handshake": connector,
             "address": address.partition(ENGINE_ID_SEPARATOR)[0],
             "answers": answers,
             "pairs": counts.get(replica) or {"warm": 0, "new": 0, "resting": 0},

@@ -41,6 +41,7 @@ from router.config.url_maps import (
 )
 from router.core.dialects.tool_normalization import REPAIRS
 from router.core.placement.policies import POLICIES, DisaggPolicy
+from router.core.types.disagg_types import KvConnector
 from router.engines.discovery import POOLS_MAX, SOURCES
 from router.former_names import SETTING_VALUES, SETTINGS
 from router.peering.validation import shared_problems
@@ -218,10 +219,13 @@ _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0
 
 def _check_disagg(settings: Settings) -> list[str]:
     """Return the problems of the settings of disaggregated prefill."""
-    policy = settings.routing.policy
+    policy, connector = settings.routing.policy, settings.disagg.kv_connector
     others = settings.discovery.source != "static" or settings.admin.replicas_allowed
     problems = split_problems(settings.disagg, () if others else settings.replicas)
-    if settings.disagg.kv_connector and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
+    if connector and connector not in tuple(KvConnector):
+        known = ", ".join(KvConnector)
+        problems.append(f"'disagg.kv_connector': '{connector}' must be one of {known}{nearest(connector, KvConnector)}")
+    if connector and policy in POLICIES and not isinstance(POLICIES[policy](), DisaggPolicy):
         problems.append(f"'disagg.kv_connector': needs a policy for disaggregated prefill such as warm, not '{policy}'")
     return problems
 

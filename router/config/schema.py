@@ -442,7 +442,7 @@ class P2pSettings:
 class DisaggSettings:
     """Disaggregated prefill: one replica prefills the prompt of a request, and another one decodes."""
 
-    kv_connector: Literal["", "nixl", "mooncake", "offloading", "sglang"] = ""
+    kv_connector: str = ""
     """KV connector of the engines: `nixl`, `mooncake` or `offloading` for vLLM's connectors of these names
     (`offloading`: with a p2p tier), `sglang` for SGLang. Empty: no request is split, and roles have no effect."""
     prefill: tuple[str, ...] = ()

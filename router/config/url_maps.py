@@ -16,6 +16,7 @@ from router.config.files import expand_path
 from router.config.schema import DisaggSettings
 from router.config.suggestions import removed_value
 from router.core.disagg.prefill_hosts import host_problem
+from router.core.types.disagg_types import KvConnector, Probe
 
 MODELS_MAX = 256  # names in `discovery.models`, each with its own series
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
@@ -72,8 +73,12 @@ def split_problems(disagg: DisaggSettings, replicas: Iterable[str] = ()) -> list
     for name, urls in (("prefill", prefill), ("decode", decode)):
         for url in sorted(urls - known if known else ()):
             problems.append(f"'disagg.{name}': '{url}' is not in 'replicas'")
-    if disagg.kv_connector == "nixl" and (disagg.port or disagg.endpoints):
-        problems.append("'disagg.port', 'disagg.endpoints': must be empty with nixl; its answers contain the address")
+    connector = disagg.kv_connector
+    without_server = [each for each in KvConnector if each.traits.probe is Probe.NONE]
+    if connector in without_server and (disagg.port or disagg.endpoints):
+        problems.append(
+            f"'disagg.port', 'disagg.endpoints': must be empty with {connector}; its answers contain the address"
+        )
     return problems
 
 

@@ -189,7 +189,7 @@ class PartFactory:
         pair."""
         return PairWarmer(
             self._router,
-            prober.handshake,
+            prober.connector,
             prober.addresses,
             api_key=api_key,
             clock=time.monotonic,

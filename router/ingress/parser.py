@@ -25,7 +25,7 @@ from router.config.url_maps import continued_models
 from router.core.dialects import PATHS, InvalidBody, dialect_of, tenant_isolation
 from router.core.dialects.p2p_body import PULLING
 from router.core.dialects.tool_normalization import ToolNormalizer, in_order
-from router.core.disagg.bodies import can_disaggregate
+from router.core.disagg.splittable_requests import can_disaggregate
 from router.core.fleet.models import NoReplicaReady, UnknownModel
 from router.core.insights.prompt_memory.diff_candidate import DiffCandidate
 from router.core.placement.placement_request import PlacementRequest

@@ -35,7 +35,7 @@ from router.core.dialects.model_not_found import missing_model
 from router.core.dialects.p2p_body import with_pull
 from router.core.dialects.rank_field import for_rank
 from router.core.placement.placement_request import PlacementRequest
-from router.core.types.disagg_types import KvConnector, PrefillStage
+from router.core.types.disagg_types import PrefillStage
 from router.core.types.placements import EndReason, Outcome
 from router.core.types.replicas import Replica
 from router.http.engine_errors import EngineFailed, LacksModel, NothingMade, TransferFailed
@@ -331,7 +331,7 @@ class Attempts:
         if isinstance(cause, PAIR_FAILURES) and (leg := lease.receipt.leg) is not None:
             self._placer.report_pair_failure(leg.replica, replica)
             # vLLM's prefill replicas take whole requests if no other replica is left, and this one may be dead.
-            if leg.handshake is not KvConnector.SGLANG:
+            if not leg.traits.single_stage_engines:
                 tried.replicas |= {leg.replica}
         if isinstance(cause, PullTimeout) and lease.receipt.pull is not None:
             self._placer.report_pull_timeout(lease.receipt.pull.source)
@@ -390,7 +390,7 @@ async def stays(placer: PlacementService, upstream: Upstream, lease: LeaseHandle
 
 def _may_split_again(leg: PrefillStage, failure: UpstreamError, tried: AttemptHistory) -> bool:
     """True if a failed disaggregated request may be placed as a disaggregated request again."""
-    if leg.handshake is KvConnector.SGLANG:
+    if leg.traits.single_stage_engines:
         return True
     if isinstance(failure, PAIR_FAILURES):
         return False

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.core.disagg.bodies import SPLIT, decode_body, prefill_body
+from router.core.disagg.bodies import decode_body, prefill_body
+from router.core.disagg.splittable_requests import SPLIT
 from router.core.types.disagg_types import KvConnector
 from tests.real import install, install_sglang
 

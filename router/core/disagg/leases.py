@@ -56,7 +56,7 @@ class DisaggLeases:
         lease.cached_tokens = max(0, lease.prompt_tokens - 1)
         member = self._fleet.members[lease.replica]
         member.open(lease, now_s, plan.decode.kv_wait_ms)
-        if leg is not None and leg.concurrent:
+        if leg is not None and leg.traits.concurrent:
             member.start_transfer_wait(lease)
         if wanted.response_bypasses_router:
             member.decodes(lease, now_s)  # no later report marks the start of decoding
@@ -87,7 +87,7 @@ class DisaggLeases:
         prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
         prefill.expected_ms = expected_ms(chosen)
         leg.lease, self._pairs.open[lease.id] = prefill.id, prefill
-        if leg.concurrent:
+        if leg.traits.concurrent:
             self._pairs.decoders[prefill.id] = lease.replica
         self._pairs.count_request(prefill.replica, lease.replica)
         member = self._fleet.members[chosen.id]

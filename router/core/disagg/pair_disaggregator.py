@@ -198,7 +198,7 @@ class PairDisaggregator(Disaggregator):
         if (found := self.pairs.connector_of(replica)) is None:
             return None
         hand, now = found
-        return hand.handshake, hand.address, now
+        return hand.connector, hand.address, now
 
     def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
         """Count the pairs of each replica by state."""

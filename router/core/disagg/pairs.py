@@ -40,10 +40,10 @@ WARMING_MAX_S = 60.0  # a warm-up without a result for this time has failed
 class _ConnectorEndpoint:
     """KV connector of one replica, and the address at which its blocks are requested."""
 
-    __slots__ = ("address", "handshake")
+    __slots__ = ("address", "connector")
 
-    def __init__(self, handshake: KvConnector, address: str) -> None:
-        self.handshake, self.address = handshake, address
+    def __init__(self, connector: KvConnector, address: str) -> None:
+        self.connector, self.address = connector, address
 
 
 class _Pair:
@@ -89,25 +89,23 @@ class DisaggPairs:
 
     # -- state of replicas ---------------------------------------------------------------------------------------
 
-    def set_connector(self, replica: str, handshake: KvConnector | None, address: str) -> None:
+    def set_connector(self, replica: str, connector: KvConnector | None, address: str) -> None:
         """Record a replica's KV connector, and the address at which its blocks are requested.
 
         None: no connector is detected. The pairs of the replica then take no traffic, and return to their former state
         once the same connector is detected again.
         """
         hand = self.hands.get(replica)
-        if handshake is None:
+        if connector is None:
             if hand is not None:
                 self._silent[replica] = self.hands.pop(replica)
             return
         hand = hand or self._silent.pop(replica, None)
-        if hand is None or hand.handshake is not handshake or hand.address != address:
+        if hand is None or hand.connector is not connector or hand.address != address:
             self._forget_pairs(replica)
-            hand = _ConnectorEndpoint(handshake, address)
+            hand = _ConnectorEndpoint(connector, address)
         self.hands[replica] = hand
-        # SGLang servers in prefill or decode mode answer a request with both stages with 400 (0.5.23,
-        # srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id").
-        (self._stage_only.add if handshake is KvConnector.SGLANG else self._stage_only.discard)(replica)
+        (self._stage_only.add if connector.traits.single_stage_engines else self._stage_only.discard)(replica)
 
     def forget(self, replica: str) -> None:
         """Drop a replica that left or was replaced by another engine."""
@@ -155,7 +153,7 @@ class DisaggPairs:
     def are_compatible(self, prefill: ReplicaState, decode: ReplicaState) -> bool:
         """True if the second replica can decode a prompt that the first one prefills."""
         first, second = self.hands.get(prefill.id), self.hands.get(decode.id)
-        if first is None or second is None or first.handshake is not second.handshake:
+        if first is None or second is None or first.connector is not second.connector:
             return False
         if prefill.replica.revision != decode.replica.revision or prefill.speeds is not decode.speeds:
             return False
@@ -172,7 +170,7 @@ class DisaggPairs:
         """Return the pairs (prefill, decode) to warm now, with each replica in at most one of them. `warmed` must be
         called for each pair."""
         made_of = [
-            (m.id, hand.handshake, m.replica, id(m.speeds), m.load.block_tokens or 0)
+            (m.id, hand.connector, m.replica, id(m.speeds), m.load.block_tokens or 0)
             for id_, hand in self.hands.items()
             if (m := members.get(id_)) is not None
         ]
@@ -303,7 +301,7 @@ class DisaggPairs:
         for id_, hand in self.hands.items():
             if (member := members.get(id_)) is None:
                 continue
-            kind = hand.handshake, member.replica.revision, id(member.speeds), member.load.block_tokens or 0
+            kind = hand.connector, member.replica.revision, id(member.speeds), member.load.block_tokens or 0
             if self.may_prefill(member):
                 first.setdefault(kind, []).append(member)
             if self.may_decode(member):

@@ -121,7 +121,7 @@ class DisaggPlanner:
         first, hand = split.prefill, self._pairs.hands[split.prefill.id]
         waited_ms = wait_ms(first) + first.loading_ms
         return PrefillStage(
-            first.id, hand.handshake, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms
+            first.id, hand.connector, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms
         )
 
     def _candidates(

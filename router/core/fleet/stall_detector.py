@@ -49,7 +49,6 @@ from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import ANSWER_TOKENS_MAX, ReplicaState
 from router.core.fleet.registry import Fleet
-from router.core.types.disagg_types import KvConnector
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5
 FAR = 2.0  # beyond this multiple of its longest prompt so far, a replica's speed is an estimate, because of attention
@@ -207,7 +206,7 @@ def _late(member: ReplicaState, now_s: float, margin_s: float) -> Iterator[_Late
             own_s += FACTOR * leg.transfer_ms / 1e3
             if lease.effective_start_s:
                 began_s = lease.effective_start_s
-            elif leg.handshake is KvConnector.SGLANG:
+            elif leg.traits.answers_after_transfer:
                 own_s += FACTOR * (leg.pending_ms + leg.uncached_ms) / 1e3
             else:
                 continue  # its prompt waits for the prefill at another replica

@@ -26,12 +26,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 
 from router.config.schema import DisaggSettings
 from router.config.url_maps import peer_endpoints, same_base
-from router.core.disagg.bodies import ENGINE_ID_SEPARATOR
-from router.core.types.disagg_types import KvConnector, Role
+from router.core.disagg.bodies import proven_address
+from router.core.types.disagg_types import KvConnector, Probe, Role
 from router.core.types.replicas import Replica
 from router.engines import http_client
 from router.engines.p2p_prober import accepts_zmtp
@@ -41,28 +40,20 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 2.0  # maximum time for a page of a bootstrap server
 PAGE_BYTES_MAX = 1 << 20
 MISSES = 3  # consecutive failed checks before a replica that answered counts as gone
-PORTS = {KvConnector.MOONCAKE: 8998, KvConnector.SGLANG: 8998, KvConnector.OFFLOADING: 5710}
-"""Default ports: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`, `VLLM_P2P_SIDE_CHANNEL_PORT`."""
 
 ReportConnector = Callable[[str, KvConnector | None, str], None]
 
 
-class _Rank(msgspec.Struct):
-    engine_id: str = ""
-
-
-_decode_ranks = msgspec.json.Decoder(dict[str, _Rank]).decode
-
-
 class KvConnectorProber:
-    """Calls `prove(replica, handshake, address)` with each replica's KV connector; None if it has none, or no
+    """Calls `prove(replica, connector, address)` with each replica's KV connector; None if it has none, or no
     longer."""
 
     def __init__(self, prove: ReportConnector, settings: DisaggSettings, tls: ssl.SSLContext | None = None) -> None:
         """`settings.kv_connector` must name a connector."""
         self._prove = prove
-        self.handshake = KvConnector(settings.kv_connector)
-        self._port = settings.port or PORTS.get(self.handshake, 0)
+        self.connector = KvConnector(settings.kv_connector)
+        self._traits = self.connector.traits
+        self._port = settings.port or self._traits.port
         self._interval_s = settings.probe_interval_s
         self._endpoints = {same_base(id_): where for id_, where in peer_endpoints(settings.endpoints).items()}
         named = ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode))
@@ -81,21 +72,21 @@ class KvConnectorProber:
 
     def address(self, replica: Replica) -> str:
         """Return `host:port` of the replica's server, from the settings or discovery; "" if no engine contacts it."""
-        if self.handshake is KvConnector.NIXL or replica.role is Role.DECODE:
+        if self._traits.probe is Probe.NONE or replica.role is Role.DECODE:
             return ""
         if own := self._endpoints.get(same_base(replica.id)):
             return own
-        peer = replica.peer if self.handshake is KvConnector.OFFLOADING else ""
+        peer = replica.peer if self._traits.has_p2p_server else ""
         host, _, port = (self._endpoints.get(same_base(replica.url)) or peer).rpartition(":")
         if not host:
             host, port = urlsplit(replica.url).hostname or "", str(self._port)
             host = f"[{host}]" if ":" in host else host
-        beyond = (replica.rank or 0) if self.handshake is KvConnector.OFFLOADING else 0  # each rank has the next port
+        beyond = (replica.rank or 0) if self._traits.has_p2p_server else 0
         return f"{host}:{int(port) + beyond}"
 
     async def watch(self, replica: Replica) -> None:
         """Check the replica until cancelled; return at once if no check is necessary."""
-        if self.handshake is KvConnector.SGLANG and replica.role is Role.BOTH:
+        if self._traits.single_stage_engines and replica.role is Role.BOTH:
             log.warning(
                 "replica gets no disaggregated requests: its role (prefill or decode) is unknown",
                 extra={"event": "role_unknown", "fields": {"replica": replica.id}},
@@ -105,7 +96,7 @@ class KvConnectorProber:
         before: str | None = None
         missed = 0
         if not address:
-            self._say(replica.id, self.handshake, ",".join(replica.hosts) if self.handshake is KvConnector.NIXL else "")
+            self._say(replica.id, self.connector, ",".join(replica.hosts) if self._traits.probe is Probe.NONE else "")
         while address:
             found = await self._probe(replica, address)
             missed = 0 if found else missed + 1
@@ -120,7 +111,7 @@ class KvConnectorProber:
                 else:
                     text = "replica does not prefill for decode replicas: its transfer address does not answer"
                     log.warning(text, extra={"event": "kv_connector_down", "fields": fields})
-            self._say(replica.id, self.handshake if found else None, found)
+            self._say(replica.id, self.connector if found else None, found)
             before = found
             await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
 
@@ -128,26 +119,20 @@ class KvConnectorProber:
         """Remove a replica that left or changed its address. It has no connector until the next check."""
         self._say(replica, None, "")
 
-    def _say(self, replica: str, handshake: KvConnector | None, address: str) -> None:
-        if handshake is None:
+    def _say(self, replica: str, connector: KvConnector | None, address: str) -> None:
+        if connector is None:
             self.addresses.pop(replica, None)
         else:
             self.addresses[replica] = address
-        self._prove(replica, handshake, address)
+        self._prove(replica, connector, address)
 
     async def _probe(self, replica: Replica, address: str) -> str:
         """Return the address for decode stages; "" if no server answers."""
-        if self.handshake is KvConnector.OFFLOADING:
-            return address if await accepts_zmtp(address) else ""
-        if self.handshake is KvConnector.SGLANG:
-            return address if await self._page(f"http://{address}/health") is not None else ""
-        page = await self._page(f"http://{address}/query")
-        try:
-            ranks = _decode_ranks(page or b"{}")
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return ""
-        rank = ranks.get(str(replica.rank or 0))
-        return f"{address}{ENGINE_ID_SEPARATOR}{rank.engine_id}" if rank is not None and rank.engine_id else ""
+        if self._traits.probe is Probe.ZMTP:
+            page = b"" if await accepts_zmtp(address) else None
+        else:
+            page = await self._page(f"http://{address}{self._traits.probe_path}")
+        return "" if page is None else proven_address(self.connector, page, address, replica.rank)
 
     async def _page(self, url: str) -> bytes | None:
         """Return a page, or None if it cannot be read."""

@@ -32,7 +32,7 @@ INTERVAL_S = 1.0
 TIMEOUT_S = 45.0  # maximum time of both stages together
 WORDS = 512  # words of the prompt, enough for a block of any size
 ANSWER_BYTES_MAX = 1 << 20
-ROOM_BITS = 63
+ID_BITS = 63
 
 
 class PairFailed(Exception):
@@ -45,7 +45,7 @@ class PairWarmer:
     def __init__(
         self,
         router: Router,
-        handshake: KvConnector,
+        connector: KvConnector,
         addresses: Mapping[str, str],
         *,
         api_key: Callable[[], str],
@@ -55,7 +55,7 @@ class PairWarmer:
     ) -> None:
         """`hosts`: hosts that prefilling engines may name in addition to their own (`disagg.hosts`)."""
         self._router = router
-        self._handshake = handshake
+        self._connector = connector
         self._addresses = addresses
         self._api_key = api_key
         self._hosts = OwnHosts(hosts)
@@ -100,22 +100,22 @@ class PairWarmer:
     async def _hand_over(self, prefill: str, decode: str) -> None:
         """Prefill a new prompt on one replica, and decode it on the other. Raises PairFailed."""
         base = self._base(prefill, decode)
-        sglang = self._handshake is KvConnector.SGLANG
-        id_ = str(secrets.randbits(ROOM_BITS)) if sglang else secrets.token_hex(16)
+        traits = self._connector.traits
+        id_ = str(secrets.randbits(ID_BITS)) if traits.integer_ids else secrets.token_hex(16)
         address, rank = self._addresses.get(prefill, ""), Replica(prefill).rank
-        first = prefill_body(COMPLETIONS, base, self._handshake, id_, address, rank)
-        if self._handshake is KvConnector.NIXL:
+        first = prefill_body(COMPLETIONS, base, self._connector, id_, address, rank)
+        if not traits.concurrent:
             answer, peer = await self._answer(prefill, first)
-            params = kv_transfer_params(self._handshake, answer)
+            params = kv_transfer_params(self._connector, answer)
             if params is None:
                 raise PairFailed("the prefill engine returned no blocks: check the configuration of its KV connector")
             try:
                 params = check_transfer_params(params, hosts_of(prefill, address, peer), self._hosts)
             except ForeignHost as error:
                 raise PairFailed(f"the prefill engine returned a foreign host: {error}") from None
-            await self._post(decode, decode_body(base, self._handshake, id_, address, rank, params))
+            await self._post(decode, decode_body(base, self._connector, id_, address, rank, params))
             return
-        second = decode_body(base, self._handshake, id_, address, rank, b"")
+        second = decode_body(base, self._connector, id_, address, rank, b"")
         legs = [asyncio.ensure_future(self._post(*leg)) for leg in ((prefill, first), (decode, second))]
         try:
             await asyncio.gather(*legs)

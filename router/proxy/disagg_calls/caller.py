@@ -39,7 +39,7 @@ from typing import Any
 from router.core.dialects.rank_field import for_rank
 from router.core.disagg.bodies import decode_body, kv_transfer_params, prefill_body
 from router.core.disagg.prefill_hosts import ForeignHost
-from router.core.types.disagg_types import KvConnector, PrefillStage
+from router.core.types.disagg_types import PrefillStage
 from router.core.types.placements import EndReason, Outcome
 from router.core.types.replicas import Replica
 from router.http.engine_errors import EngineFailed, TransferFailed
@@ -69,7 +69,7 @@ from router.proxy.disagg_calls.request_state import (
     with_retry_id,
 )
 
-ROOM_BITS = 63  # SGLang's `bootstrap_room` is a signed 64-bit integer
+ID_BITS = 63  # an id that is an integer is signed and has 64 bits
 LOOK_S = 0.25  # interval of the check for the end of a decode stage
 RELEASES_MAX = 64  # concurrent stages that only free blocks; beyond that, engines free these when their lease expires
 RELEASE_S = 1.0  # time that such a request has to reach its engine
@@ -96,7 +96,7 @@ class DisaggCaller:
         # prefill stages that continue, and requests that only free blocks
         self._detached: set[asyncio.Task[None]] = set()
         self._releases = 0  # number of stages in flight that only free blocks
-        self._rooms: set[str] = set()  # values of `bootstrap_room` in use
+        self._ids: set[str] = set()  # integer ids of open requests
         # Base URL of a server with a finished prefill -> futures of decode stages that have not begun, resolved if it
         # is gone.
         self.awaited: dict[str, set[asyncio.Future[None]]] = {}
@@ -132,18 +132,18 @@ class DisaggCaller:
           prefill stage. None: the same time as any answer.
         - `fresh`: both requests are sent on new connections.
         """
-        split = DisaggRequest(question, lease, leg, lines, self._new_id(leg.handshake), fresh=fresh)
-        if leg.handshake is KvConnector.NIXL:
+        split = DisaggRequest(question, lease, leg, lines, self._new_id(leg), fresh=fresh)
+        if not leg.traits.concurrent:
             return await self._prefill_then_decode(split)
         return await self._prefill_and_decode(split, blocks_within_s)
 
-    def _new_id(self, handshake: KvConnector) -> str:
-        if handshake is not KvConnector.SGLANG:
+    def _new_id(self, leg: PrefillStage) -> str:
+        if not leg.traits.integer_ids:
             return secrets.token_hex(16)
-        while (room := str(secrets.randbits(ROOM_BITS))) in self._rooms:
+        while (id_ := str(secrets.randbits(ID_BITS))) in self._ids:
             pass
-        self._rooms.add(room)
-        return room
+        self._ids.add(id_)
+        return id_
 
     # -- NIXL ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class DisaggCaller:
         if isinstance(came, UpstreamError):
             self._conclude(split, came)
             raise PrefillFailed(split.leg.replica, came) from came
-        params = kv_transfer_params(KvConnector.NIXL, came.head) if came.status == 200 and came.whole else None
+        params = kv_transfer_params(split.leg.connector, came.head) if came.status == 200 and came.whole else None
         if params is not None:
             try:
                 params = self._hosts.check_transfer_params(split.leg, params, came.peer)
@@ -161,7 +161,7 @@ class DisaggCaller:
         self._conclude(split, came, alone=params is None)
         if params is None:
             return await self._decode_only(split, split.lines)
-        body = decode_body(split.question.body, KvConnector.NIXL, "", "", None, params)
+        body = decode_body(split.question.body, split.leg.connector, "", "", None, params)
         sent: list[bool] = []
         try:
             answer = await self._decode(split, body, split.lines, lambda: sent.append(True))
@@ -191,8 +191,8 @@ class DisaggCaller:
             return
         self._releases += 1
         path, asked = split.question.request.path, split.question.body
-        one_token = prefill_body(path, asked, KvConnector.NIXL, "", "", None)
-        body = decode_body(one_token, KvConnector.NIXL, "", "", None, params)
+        one_token = prefill_body(path, asked, split.leg.connector, "", "", None)
+        body = decode_body(one_token, split.leg.connector, "", "", None, params)
         self._go_on(self._free_blocks(split, body))
 
     async def _free_blocks(self, split: DisaggRequest, body: bytes) -> None:
@@ -208,7 +208,7 @@ class DisaggCaller:
 
     async def _prefill_and_decode(self, split: DisaggRequest, blocks_within_s: float | None) -> UpstreamResponse:
         leg = split.leg
-        body = decode_body(split.question.body, leg.handshake, split.id, leg.address, split.rank, b"")
+        body = decode_body(split.question.body, leg.connector, split.id, leg.address, split.rank, b"")
         sent: list[bool] = []
         prefill = asyncio.create_task(self._prefill(split))
         decode = asyncio.create_task(self._decode(split, body, split.lines, lambda: sent.append(True)))
@@ -221,8 +221,8 @@ class DisaggCaller:
                 if isinstance(came, UpstreamError):
                     taken = decode.done()
                     raise self._attribute_failure(split, came, decode.result() if taken else None)
-                refused = came.status >= 400 and leg.handshake is KvConnector.SGLANG
-                alone = not refused and (came.status != 200 or kv_transfer_params(leg.handshake, came.head) is None)
+                refused = came.status >= 400 and leg.traits.single_stage_engines
+                alone = not refused and (came.status != 200 or kv_transfer_params(leg.connector, came.head) is None)
                 self._conclude(split, came, alone=alone)
                 if refused:
                     return came
@@ -233,7 +233,7 @@ class DisaggCaller:
             taken = True
             came = decode.result()
             if isinstance(came, TimedOut):
-                if not prefill.done() and leg.handshake is not KvConnector.SGLANG:
+                if not prefill.done() and not leg.traits.answers_after_transfer:
                     raise PrefillFailed(leg.replica, came)  # the decode replica has waited for it
                 raise TransferFirstByteTimeout(str(came))
             answer = raise_if_failed(came)
@@ -243,7 +243,7 @@ class DisaggCaller:
             if not taken:
                 self._abandon(decode)
             asked = sent and not taken and not prefill.done()  # the decode replica may have requested the blocks
-            if asked and leg.handshake is KvConnector.MOONCAKE and self._releases < RELEASES_MAX:
+            if asked and leg.traits.reserves_until_sent and self._releases < RELEASES_MAX:
                 self._outlast(split, prefill)
             else:
                 self._leave(split, prefill, begun)
@@ -255,7 +255,7 @@ class DisaggCaller:
         TransferTimeout."""
         server = Replica(split.leg.replica).url
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if split.leg.handshake is not KvConnector.SGLANG:  # SGLang's prefills end after the blocks have arrived
+        if not split.leg.traits.answers_after_transfer:
             self.awaited.setdefault(server, set()).add(gone)
         try:
             await asyncio.wait((decode, gone), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -290,7 +290,7 @@ class DisaggCaller:
             self._conclude(split, None)
             return decode
         self._done(decode)
-        if isinstance(came, TimedOut) and split.leg.handshake is KvConnector.SGLANG:
+        if isinstance(came, TimedOut) and split.leg.traits.answers_after_transfer:
             self._conclude(split, None)
             return TransferFirstByteTimeout(str(came))
         self._conclude(split, came)
@@ -339,7 +339,7 @@ class DisaggCaller:
 
     def _end_prefill(self, split: DisaggRequest, prefill: asyncio.Task[UpstreamResponse | UpstreamError]) -> None:
         """End the prefill stage if it has not ended yet, and report its outcome."""
-        self._rooms.discard(split.id)
+        self._ids.discard(split.id)
         if not prefill.done():
             prefill.cancel()
             self._conclude(split, None)
@@ -372,12 +372,12 @@ class DisaggCaller:
     async def _prefill(self, split: DisaggRequest) -> UpstreamResponse | UpstreamError:
         """Return the whole answer of the prefill stage, or its failure."""
         question, leg = split.question, split.leg
-        body = prefill_body(question.request.path, question.body, leg.handshake, split.id, leg.address, split.rank)
+        body = prefill_body(question.request.path, question.body, leg.connector, split.id, leg.address, split.rank)
         lines = [
             line for line in split.lines if line[:16].lower() != b"accept-encoding:"
         ]  # the router reads the answer
         came = await self._call_upstream(leg.replica, question, lines, body, whole=True, fresh=split.fresh)
-        if isinstance(came, StaleConnection) and leg.handshake is KvConnector.MOONCAKE:
+        if isinstance(came, StaleConnection) and leg.traits.reserves_until_sent:
             # This engine has not read the request, but the decode engine may have reserved memory for its blocks.
             came = await self._call_upstream(leg.replica, question, lines, body, whole=True, fresh=True)
         if isinstance(came, UpstreamResponse) and came.status >= 500:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.dialects.tenant_isolation import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, RESPONSES
-from router.core.disagg import bodies
+from router.core.disagg import bodies, splittable_requests
 from router.core.types.disagg_types import KvConnector
 
 VLLM, SGLANG = frozenset({"vllm"}), frozenset({"sglang"})
@@ -242,7 +242,7 @@ def test_mooncakes_blocks_are_there_when_the_limit_was_reached(answer: bytes) ->
 )
 def test_what_may_be_split(path: str, body: dict[str, Any], kinds: frozenset[str], may: bool) -> None:
     """One prompt with one choice, on a path whose engines take the fields; not what their connectors refuse."""
-    assert bodies.can_disaggregate(path, json.dumps(body).encode(), kinds) is may
+    assert splittable_requests.can_disaggregate(path, json.dumps(body).encode(), kinds) is may
 
 
 @pytest.mark.parametrize("batch", [b'["a","b"]', b"[[1],[2]]", b'[{"prompt_embeds":""}]'])
@@ -250,8 +250,8 @@ def test_what_may_be_split(path: str, body: dict[str, Any], kinds: frozenset[str
 def test_a_batch_is_known_whatever_space_is_in_it(batch: bytes, space: int) -> None:
     """JSON may have any number of spaces between its parts."""
     padded = batch.replace(b"[", b"[" + b" \n" * space, 1)
-    assert not bodies.can_disaggregate(COMPLETIONS, b'{"prompt":%b}' % padded, VLLM)
-    assert not bodies.can_disaggregate(GENERATE, b'{"input_ids":%b}' % padded, SGLANG)
+    assert not splittable_requests.can_disaggregate(COMPLETIONS, b'{"prompt":%b}' % padded, VLLM)
+    assert not splittable_requests.can_disaggregate(GENERATE, b'{"input_ids":%b}' % padded, SGLANG)
 
 
 @given(st.binary(max_size=64))
@@ -260,4 +260,4 @@ def test_what_cannot_be_read_is_not_split(body: bytes) -> None:
     try:
         json.loads(body)
     except (ValueError, RecursionError):
-        assert bodies.can_disaggregate(CHAT, body, VLLM) is False
+        assert splittable_requests.can_disaggregate(CHAT, body, VLLM) is False

@@ -29,7 +29,7 @@ def test_a_long_prompt_is_prefilled_where_it_interrupts_nobody() -> None:
     fleet = busy()
     lease, leg = fleet.split()
     assert (lease.replica in "de", leg.replica in "pq", lease.receipt.reason) == (True, True, PlacementReason.SPLIT)
-    assert (leg.handshake, leg.address) == (KvConnector.NIXL, f"{leg.replica}:8998")
+    assert (leg.connector, leg.address) == (KvConnector.NIXL, f"{leg.replica}:8998")
     assert leg.transfer_ms == pytest.approx(TRANSFER.ms(lease.prompt_tokens))
     assert lease.expected_ms == pytest.approx(leg.uncached_ms + leg.transfer_ms)
     prefill = fleet.router.disaggregator.pairs.open[lease.id]

@@ -89,7 +89,7 @@ class History:
         assert first.revision == second.revision
         assert first.model == second.model == "m"
         assert first.block_tokens == second.block_tokens
-        assert first.handshake is second.handshake is leg.handshake
+        assert first.handshake is second.handshake is leg.connector
         assert first.there
         assert second.there
         assert (leg.replica, lease.replica) in self.warm
