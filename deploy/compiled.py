@@ -47,7 +47,7 @@ PACKAGES = {
     "core/cache_state": (
         "calibration event_index event_state holder_bitmap lru prefix_index speculative tier_blocks tier_index"
     ),
-    "core/types": "disagg_types placements replicas requests",
+    "core/types": "disagg_types ended_requests placements replicas requests",
     "core/disagg": "leases pair_disaggregator pairs planner prefill_members",
     "core/fleet": (
         "breaker cold_estimates eligibility expected_models health kv_reservations lease member models"

@@ -9,13 +9,14 @@ from router.core.kv_events.batch_decoder import Stored
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.types.cache_misses import MissReason, TokenBreakdown
+from router.core.types.ended_requests import RequestTimes
 from router.core.types.placements import Confidence, ExternalKv, PlacementReason, Pull, Receipt, Usage
 from router.core.types.replicas import Load, Replica, ServedModel
 from router.core.types.requests import Priority
 from router.core.types.tiers import CPU, GPU
 from router.telemetry.metrics import Metrics, MetricSources
 from router.telemetry.metrics.samples import PeeringMetrics, SnapshotMetrics
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import begin_record
 
 
 def metrics_table() -> str:
@@ -63,11 +64,11 @@ def exercised_metrics(*, former_names: bool = False) -> Metrics:
     metrics.requests.count_reload("ok", 0.0)
     metrics.requests.add_replica(id_)
     receipt = Receipt(id_, "warm", PlacementReason.WARM, Confidence.ESTIMATED, 100, 50, ttft_ms=90.0, ttft_p90_ms=120.0)
-    record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
-    record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
+    record = begin_record("1", "/v1/completions", 1.0, "acme")
+    record.model, record.status, record.ending, record.stream = "m", 200, "ok", True
+    record.times = RequestTimes(1.0, 0.001, 0.1, 0.1, 0.01, 10)
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
-    record.tenant, record.queued_s = "acme", 0.1
-    record.miss = TokenBreakdown(100, 50, {MissReason.NEW: 50}, pulled=32)
+    record.cache.miss = TokenBreakdown(100, 50, {MissReason.NEW: 50}, pulled=32)
     receipt.brought = ExternalKv(0, Pull("http://10.0.0.2:8000", "10.0.0.2:5710", 32, 1.0, 1.0, 1.0))
     metrics.observe(record)
     ledger.observe(record)

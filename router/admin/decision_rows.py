@@ -25,15 +25,15 @@ def decision_row(record: RequestRecord, number: int) -> Row:
     return {
         "number": number,
         "id": record.id,
-        "session": record.session or None,
-        "agent": record.agent or None,
-        "agent_id": record.agent_id or None,
-        "agent_parent": record.agent_parent or None,
-        "agent_final": record.agent_final,
+        "session": record.client.session or None,
+        "agent": record.client.agent or None,
+        "agent_id": record.client.agent_id or None,
+        "agent_parent": record.client.agent_parent or None,
+        "agent_final": record.client.agent_final,
         "at_s": round(record.at_s, 3),
         "route": record.route,
         "model": record.model,
-        "tenant": record.tenant,
+        "tenant": record.client.tenant,
         "stream": record.stream,
         "status": record.status,
         "ending": record.ending,
@@ -41,15 +41,15 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "detail": record.detail,
         "retries": [{"kind": kind, "replica": replica} for kind, replica in record.retries],
         "continued": _render_failover(record),
-        "not_continued": record.not_continued or None,
-        "queued_s": round(record.queued_s, 3),
-        "overhead_s": record.overhead_s and round(record.overhead_s, 6),
-        "ttft_s": record.ttft_s,
-        "wanted_ttft_s": record.wanted_ttft_ms and round(record.wanted_ttft_ms / 1e3, 4),
-        "in_time": record.in_time,
-        "inter_token_s": record.inter_token_s,
-        "duration_s": record.duration_s,
-        "events": record.events,
+        "not_continued": record.failover.not_continued or None,
+        "queued_s": round(record.times.queued_s, 3),
+        "overhead_s": record.times.overhead_s and round(record.times.overhead_s, 6),
+        "ttft_s": record.times.ttft_s,
+        "wanted_ttft_s": record.times.wanted_ttft_ms and round(record.times.wanted_ttft_ms / 1e3, 4),
+        "in_time": record.times.in_time,
+        "inter_token_s": record.times.inter_token_s,
+        "duration_s": record.times.duration_s,
+        "events": record.times.events,
         "usage": fields_of(record.usage) if record.usage is not None else None,
         "replica": receipt and receipt.replica,
         "policy": receipt and receipt.policy,
@@ -81,19 +81,19 @@ def decision_row(record: RequestRecord, number: int) -> Row:
 
 
 def _render_failover(record: RequestRecord) -> Row | None:
-    how, cause, replica = record.continued
+    how, cause, replica = record.failover.continued
     return {"how": how, "cause": cause, "replica": replica} if how else None
 
 
 def _render_misses(record: RequestRecord) -> Row:
     """Return the reasons that the request's tokens missed the cache; null values without an observatory."""
-    miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
+    miss, seen, replay = record.cache.miss, record.cache.analysis, record.receipt is not None and record.receipt.replay
     return {
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
         "loaded_tokens": miss and miss.loaded,
         "pulled_tokens": miss and miss.pulled,
-        "places": record.places,
+        "places": record.cache.places,
         "held_by": miss and (miss.held[0] or None),
         "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
@@ -109,7 +109,7 @@ def _render_misses(record: RequestRecord) -> Row:
 
 def conversation_of(record: RequestRecord) -> str | None:
     """Return the name of the conversation that the prompt belongs to, by texts of prompts; None if it is unknown."""
-    seen = record.sighting
+    seen = record.cache.analysis
     return f"{seen.conversation:016x}" if seen is not None and seen.conversation else None
 
 

@@ -225,10 +225,10 @@ class ResponseTracker:
             now_s = self._parts.clock()
             if self._question.wanted.ask.stream:  # otherwise its prompt's length may be an estimate
                 self._parts.placer.first_token(self.lease, now_s)
-            self._record.ttft_s = now_s - self._told_s
+            self._record.times.ttft_s = now_s - self._told_s
             due_s = self._question.wanted.due_s
             if due_s is not None:
-                self._record.in_time = now_s <= due_s
+                self._record.times.in_time = now_s <= due_s
 
     def _cancel_pull_timer(self) -> None:
         """Stop the timer of the transfer, because it is over, or its end will not be visible."""
@@ -264,12 +264,12 @@ class ResponseTracker:
             parts.placer.set_cooldown(lease.replica, FULL_S, full=True)
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
-            record.miss = with_actual_usage(miss, outcome.usage)
-            record.places = token_fates(record.miss, replay=lease.receipt.replay)
-        if record.ttft_s is not None:
-            record.events = self._watch.events
-            if lease.first_token_s is not None and record.events > 2 and outcome.ending is EndReason.OK:
-                record.inter_token_s = (now_s - lease.first_token_s) / (record.events - 1)
+            record.cache.miss = with_actual_usage(miss, outcome.usage)
+            record.cache.places = token_fates(record.cache.miss, replay=lease.receipt.replay)
+        if record.times.ttft_s is not None:
+            record.times.events = self._watch.events
+            if lease.first_token_s is not None and record.times.events > 2 and outcome.ending is EndReason.OK:
+                record.times.inter_token_s = (now_s - lease.first_token_s) / (record.times.events - 1)
         if self.lingers and not (self._watch.status and not record.stream):
             left_s = self._told_s + _expected_s(lease) - now_s
             asyncio.get_running_loop().call_later(max(0.0, left_s), self._finish, lease, UNOBSERVED)

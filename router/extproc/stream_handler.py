@@ -57,7 +57,7 @@ from router.ingress.placement_call import place_or_refuse
 from router.ingress.proxied_request import ProxiedRequest
 from router.ingress.rate_reservation import reserve_rate
 from router.placement_api import LEFT, MODELS, REQUESTS, LeaseHandle
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import RequestRecord, begin_record
 from router.telemetry.spans import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class StreamHandler:
         client = ExtProcClient(parts.bodies)
         request = request_of(first.request_headers.headers.headers, client)
         metadata.apply(request, parts.objectives)
-        record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
+        record = begin_record(request_id(request), "other", time.time())
         answered = False  # by one of the router's pages
         try:
             answered, refusal = await self._outcome(first, request, client, record, started_s)
@@ -149,7 +149,7 @@ class StreamHandler:
             request
         )  # affects only the request as parsed here; the engine's path is set by the gateway
         self._caller = caller = parts.ingress.callers.authenticate_head(request)
-        record.tenant = request.budget_owner = caller.name
+        record.client.tenant = request.budget_owner = caller.name
         if not settings.extproc.conformance and not is_for_engines(request, parts.inference):
             await self._page(request, client, caller)
             return True
@@ -176,7 +176,7 @@ class StreamHandler:
         question = await self._while_there(self._pick(request, record, whole=whole, answers=answers, subset=subset))
         if self._following is None:  # `_pick` has set it, or raised
             raise RuntimeError("a request without a lease")
-        record.overhead_s = parts.clock() - read_s - record.queued_s
+        record.times.overhead_s = parts.clock() - read_s - record.times.queued_s
         await self._answer(question, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
         with suppress(TimeoutError):
             read = self._messages.read if self._next is None else self._read
@@ -255,7 +255,7 @@ class StreamHandler:
         try:
             lease = await place_or_refuse(parts.placer, wanted, frozenset(), parts.clock)
         finally:
-            record.queued_s = wanted.queued_s
+            record.times.queued_s = wanted.queued_s
         try:
             self._check(lease)
         except Refusal:
@@ -381,7 +381,7 @@ class StreamHandler:
         request.release_body()
         if self._following is not None:
             self._following.close()
-        record.duration_s = parts.clock() - started_s
+        record.times.duration_s = parts.clock() - started_s
         if self._trace is not None and parts.ingress.tracer is not None:
             record.trace_id = f"{self._trace.trace_id:032x}"
             self._trace.tenant = self._caller.tenant.name if self._caller.tenant is not None else ""

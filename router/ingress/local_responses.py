@@ -78,20 +78,20 @@ def route_of(path: str) -> str:
 def copy_to_record(question: ProxiedRequest, record: RequestRecord) -> None:
     """Copy a request's attributes to its record, before it is placed."""
     wanted = question.wanted
-    record.model, record.sighting = wanted.model or "", wanted.sighting
+    record.model, record.cache.analysis = wanted.model or "", wanted.sighting
     record.stream = wanted.ask.stream or question.form_streams
     record.repairs, record.warning = question.repairs, question.warning
-    record.priority, record.wanted_ttft_ms = wanted.priority, question.ttft_ms
-    whose = question.whose
+    client, whose = record.client, question.whose
     if whose is not None:
-        record.session, record.agent = whose.session, whose.agent
-        record.agent_id, record.agent_parent, record.agent_final = whose.conversation, whose.parent, whose.final
-    record.not_continued = question.not_continued
+        client.session, client.agent = whose.session, whose.agent
+        client.agent_id, client.agent_parent, client.agent_final = whose.conversation, whose.parent, whose.final
+    client.priority, record.times.wanted_ttft_ms = wanted.priority, question.ttft_ms
+    record.failover.not_continued = question.not_continued
 
 
 def hide_cross_tenant(caller: Caller, record: RequestRecord) -> bool:
     """True if the client must not learn that another identity has the prompt."""
-    tenant, sighting = caller.tenant, record.sighting
+    tenant, sighting = caller.tenant, record.cache.analysis
     return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
 
 
@@ -100,8 +100,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
     told = ""
     if receipt.miss is not None and receipt.miss.misses:
         told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
-    if record.queued_s >= WAITED_MIN_S:
-        told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
+    if record.times.queued_s >= WAITED_MIN_S:
+        told += f"x-warmroute-waited-ms: {round(record.times.queued_s * 1e3)}\r\n"
     if receipt.predicted_tier_tokens:
         told += f"x-warmroute-predicted-tier-tokens: {receipt.predicted_tier_tokens}\r\n"
     if receipt.pull is not None:
@@ -111,8 +111,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
-    if record.not_continued:
-        told += header_lines("x-warmroute-stream-failover-refused", record.not_continued)
+    if record.failover.not_continued:
+        told += header_lines("x-warmroute-stream-failover-refused", record.failover.not_continued)
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"
@@ -146,9 +146,9 @@ def final_receipt(
             "cached_tokens": usage.cached_tokens if usage is not None else None,
             "completion_tokens": usage.completion_tokens if usage is not None else None,
             "miss": miss.header(isolated=isolated) if miss is not None else None,
-            "wanted_ttft_ms": record.wanted_ttft_ms,
-            "in_time": record.in_time,
-            **({"continued": record.continued[0]} if record.continued[0] else {}),
+            "wanted_ttft_ms": record.times.wanted_ttft_ms,
+            "in_time": record.times.in_time,
+            **({"continued": record.failover.continued[0]} if record.failover.continued[0] else {}),
         }
         return b": warmroute %b\n\n" % msgspec.json.encode(told)
 

@@ -172,9 +172,9 @@ class Attempts:
         try:
             lease = await self._place(question, frozenset())
         finally:
-            record.queued_s = question.wanted.queued_s
+            record.times.queued_s = question.wanted.queued_s
         called_s = self._clock()
-        record.overhead_s = called_s - read_s - record.queued_s
+        record.times.overhead_s = called_s - read_s - record.times.queued_s
         tried: AttemptHistory | None = None
         while True:
             record.receipt, record.error = lease.receipt, None

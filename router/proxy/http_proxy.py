@@ -52,7 +52,7 @@ from router.proxy.attempts import Attempts, UpstreamCall, stream_dialect
 from router.proxy.failover_sink import FailoverSink
 from router.proxy.relay import TOLD, Relay
 from router.proxy.stream_failover import StreamFailover
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import RequestRecord, begin_record
 from router.telemetry.spans import RequestTrace
 from router.telemetry.tracing import Tracer
 
@@ -100,7 +100,7 @@ class Proxy:
         """Answer one request, also after an unexpected error, and report it once."""
         started_s = self._clock()
         route = route_of(request.path)
-        record = RequestRecord(id=request_id(request), route=route, at_s=time.time(), tenant=caller.name)
+        record = begin_record(request_id(request), route, time.time(), caller.name)
         trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
         if not self.in_flight:
             self._idle.clear()
@@ -128,7 +128,7 @@ class Proxy:
             self.in_flight -= 1
             if not self.in_flight:
                 self._idle.set()
-            record.duration_s = self._clock() - started_s
+            record.times.duration_s = self._clock() - started_s
             if trace is not None and self._tracer is not None:
                 record.trace_id = f"{trace.trace_id:032x}"
                 trace.tenant = caller.tenant.name if caller.tenant is not None else ""
@@ -277,7 +277,7 @@ class Proxy:
             raise
         if broke is None or self._ended_cleanly(call, relay, broke, record):
             call.outcome = outcome = self._outcome(call)
-            if record.continued[0] and outcome.usage is not None:  # the cached tokens are of a longer prompt
+            if record.failover.continued[0] and outcome.usage is not None:  # the cached tokens are of a longer prompt
                 counts = Usage(outcome.usage.prompt_tokens, outcome.usage.completion_tokens)
                 call.outcome = Outcome(outcome.ending, counts, outcome.events)
 
@@ -319,9 +319,9 @@ class Proxy:
             now_s = self._clock()
             if asked:  # the lengths of other prompts may be estimates, from which no speed may be learned
                 self._placer.first_token(lease, now_s)
-            record.ttft_s = now_s - called_s
+            record.times.ttft_s = now_s - called_s
             if due_s is not None:
-                record.in_time = now_s <= due_s
+                record.times.in_time = now_s <= due_s
             return True
 
         return begun
@@ -340,7 +340,7 @@ class Proxy:
         self._upstream.done(call.answer)
         call.question.request.release_body()
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
-        if relay is not None and call.question.asks_usage and not record.continued[0]:
+        if relay is not None and call.question.asks_usage and not record.failover.continued[0]:
             self._learn_usage(call, relay, outcome)
         if outcome is None:  # the client left, or the router stops; delivered events count against a tenant's rate
             outcome = (
@@ -358,14 +358,14 @@ class Proxy:
         record.usage = outcome.usage
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
-            record.miss = with_actual_usage(miss, outcome.usage)
-            record.places = token_fates(record.miss, replay=lease.receipt.replay)
-        if record.ttft_s is not None and relay is not None:
-            record.events = relay.events
-            first_s = None if record.continued[0] else lease.first_token_s
+            record.cache.miss = with_actual_usage(miss, outcome.usage)
+            record.cache.places = token_fates(record.cache.miss, replay=lease.receipt.replay)
+        if record.times.ttft_s is not None and relay is not None:
+            record.times.events = relay.events
+            first_s = None if record.failover.continued[0] else lease.first_token_s
             if first_s is not None and relay.events > 2 and outcome.ending is EndReason.OK:
                 # The time of the last event is taken from the end of the stream, since events are not timed one by one.
-                record.inter_token_s = (now_s - first_s) / (relay.events - 1)
+                record.times.inter_token_s = (now_s - first_s) / (relay.events - 1)
 
 
 def _estimate_output_tokens(call: UpstreamCall, relay: Relay) -> int:

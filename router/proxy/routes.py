@@ -20,7 +20,7 @@ from router.ingress.rate_reservation import AuthResult, reserve_rate
 from router.placement_api import MODELS, REQUESTS, HttpPage, PlacementService, json_page
 from router.proxy.http_proxy import Proxy
 from router.proxy.preflights import Preflights
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import begin_record
 
 ACCEPT_CHARS_MAX = 1_024  # longest `Accept` header that is parsed
 
@@ -120,7 +120,7 @@ class Routes:
         """Answer with an error and report it. Method and path are empty if they were not read."""
         if isinstance(request.met, AuthResult):
             caller = request.met.caller
-        record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
+        record = begin_record(request_id(request), "other", time.time(), caller.name)
         refuse(request, record, refusal, dialect_of(request.path))
         self._placer.record_request(record)
 

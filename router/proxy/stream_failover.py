@@ -110,7 +110,7 @@ class StreamFailover:
         cause, replica = broke.kind, call.lease.replica
         if isinstance(broke, StreamDiverged):
             self._placer.finish(call.lease, LEFT, self._clock())  # attributed to no replica
-            record.continued, record.not_continued = ("", "", ""), "differs"
+            record.failover.continued, record.failover.not_continued = ("", "", ""), "differs"
             return False
         planned = isinstance(broke, StreamMigrated)
         try:
@@ -123,7 +123,7 @@ class StreamFailover:
             if not sink.finish(complete.events):
                 return False
         except FailoverRefused as refusal:
-            record.not_continued = refusal.reason
+            record.failover.not_continued = refusal.reason
             return False
         else:
             if not planned:
@@ -133,7 +133,7 @@ class StreamFailover:
             call.lease, call.answer, record.receipt = lease, answer, lease.receipt
             placer, clock = self._placer, self._clock
             sink.switch_answer(answer, lambda: placer.first_token(lease, clock()))
-        record.continued = (EXACT, cause, replica)
+        record.failover.continued = (EXACT, cause, replica)
         return True
 
     def _check_limits(self, *, again: bool) -> None:

@@ -124,21 +124,21 @@ class RequestMetrics:
         what = (record.route, record.status, record.ending)
         kind = model.kinds.get(what) or self._kind(model, what)
         kind.requests[0] += 1
-        duration, duration_s = kind.duration, record.duration_s
+        duration, duration_s = kind.duration, record.times.duration_s
         duration[bisect_left(LATENCY_S, duration_s)] += 1
         duration[-1] += duration_s
         if self._tenants:
-            self._get_series("tenant_requests", self.tenant(record.tenant), f"{record.status // 100}xx")[0] += 1
-        if record.overhead_s is not None:
-            self._overhead.add(self._overhead_of_all, record.overhead_s)
-        if record.queued_s > 0:
+            self._get_series("tenant_requests", self.tenant(record.client.tenant), f"{record.status // 100}xx")[0] += 1
+        if record.times.overhead_s is not None:
+            self._overhead.add(self._overhead_of_all, record.times.overhead_s)
+        if record.times.queued_s > 0:
             waited = self._histograms["queue_seconds"]
-            waited.add(waited.get_series(model.label), record.queued_s)
-        if record.events or record.ttft_s is not None or record.inter_token_s is not None:
+            waited.add(waited.get_series(model.label), record.times.queued_s)
+        if record.times.events or record.times.ttft_s is not None or record.times.inter_token_s is not None:
             self._observe_stream(model, record)
-        if record.wanted_ttft_ms is not None and record.stream:
-            result = "none" if record.in_time is None else "in_time" if record.in_time else "late"
-            self._get_series("ttft_deadlines", result, record.priority.name.lower(), model.label)[0] += 1
+        if record.times.wanted_ttft_ms is not None and record.stream:
+            result = "none" if record.times.in_time is None else "in_time" if record.times.in_time else "late"
+            self._get_series("ttft_deadlines", result, record.client.priority.name.lower(), model.label)[0] += 1
         if record.trace_id:
             self._exemplify(model, record)
         for failure, _ in record.retries:
@@ -146,10 +146,10 @@ class RequestMetrics:
         if self.splits and record.receipt is not None:
             decision = "prefill-decode" if record.receipt.leg is not None else "decode-only"
             self._get_series("disagg_decisions", decision, model.label)[0] += 1
-        if record.continued[0]:
-            self._get_series("stream_failovers", *record.continued[:2])[0] += 1
-        if record.not_continued and record.ending == _FAILED:
-            self._get_series("stream_failovers_refused", record.not_continued)[0] += 1
+        if record.failover.continued[0]:
+            self._get_series("stream_failovers", *record.failover.continued[:2])[0] += 1
+        if record.failover.not_continued and record.ending == _FAILED:
+            self._get_series("stream_failovers_refused", record.failover.not_continued)[0] += 1
         for repair in record.repairs:
             self._get_series("tool_normalizations", repair)[0] += 1
         receipt = record.receipt
@@ -160,7 +160,7 @@ class RequestMetrics:
                 kind.attempts[0] += 1
             self._observe_receipt(model, receipt, record)
             if record.ending == _OK:
-                self._observe_saved(model, receipt, record.usage, record.tenant)
+                self._observe_saved(model, receipt, record.usage, record.client.tenant)
 
     def _model(self, name: str) -> ModelSeries:
         if len(self._models) > MODELS_MAX:
@@ -193,20 +193,20 @@ class RequestMetrics:
 
     def _observe_stream(self, model: ModelSeries, record: RequestRecord) -> None:
         label = model.label
-        if record.ttft_s is not None:
+        if record.times.ttft_s is not None:
             if model.ttft is None:
                 model.ttft = self._histograms["ttft_seconds"].get_series(label)
-            self._histograms["ttft_seconds"].add(model.ttft, record.ttft_s)
+            self._histograms["ttft_seconds"].add(model.ttft, record.times.ttft_s)
             if record.receipt is not None and record.receipt.ttft_ms:
-                self._observe_prediction(model, record.receipt, record.ttft_s)
-        if record.inter_token_s is not None:
+                self._observe_prediction(model, record.receipt, record.times.ttft_s)
+        if record.times.inter_token_s is not None:
             if model.inter_token is None:
                 model.inter_token = self._histograms["inter_token_seconds"].get_series(label)
-            self._histograms["inter_token_seconds"].add(model.inter_token, record.inter_token_s)
-        if record.events:
+            self._histograms["inter_token_seconds"].add(model.inter_token, record.times.inter_token_s)
+        if record.times.events:
             if model.events is None:
                 model.events = self._get_series("stream_events", label)
-            model.events[0] += record.events
+            model.events[0] += record.times.events
 
     def _observe_prediction(self, model: ModelSeries, receipt: Receipt, ttft_s: float) -> None:
         """Compare a time to first token with the prediction in its receipt."""
@@ -223,11 +223,11 @@ class RequestMetrics:
 
     def _exemplify(self, model: ModelSeries, record: RequestRecord) -> None:
         """Attach the trace of a sampled request to the histograms of its times, as exemplars."""
-        at_s = round(record.at_s + record.duration_s, 3)
+        at_s = round(record.at_s + record.times.duration_s, 3)
         duration = self._histograms["duration_seconds"]
-        duration.exemplify((record.route, model.label), record.duration_s, record.trace_id, at_s)
-        if record.ttft_s is not None:
-            self._histograms["ttft_seconds"].exemplify((model.label,), record.ttft_s, record.trace_id, at_s)
+        duration.exemplify((record.route, model.label), record.times.duration_s, record.trace_id, at_s)
+        if record.times.ttft_s is not None:
+            self._histograms["ttft_seconds"].exemplify((model.label,), record.times.ttft_s, record.trace_id, at_s)
 
     def _observe_receipt(self, model: ModelSeries, receipt: Receipt, record: RequestRecord) -> None:
         prompt, predicted, label = receipt.prompt_tokens, receipt.predicted_cached_tokens, model.label
@@ -236,13 +236,13 @@ class RequestMetrics:
             placement = self._placement(receipt, label)
         placement.decisions[0] += 1
         placement.requests[0] += 1
-        if record.ttft_s is not None and placement.ttft is not None:
-            placement.ttft[bisect_left(REPLICA_TTFT_S, record.ttft_s)] += 1
-            placement.ttft[-1] += record.ttft_s
+        if record.times.ttft_s is not None and placement.ttft is not None:
+            placement.ttft[bisect_left(REPLICA_TTFT_S, record.times.ttft_s)] += 1
+            placement.ttft[-1] += record.times.ttft_s
         usage = record.usage
-        completion = usage.completion_tokens if usage is not None else record.events
+        completion = usage.completion_tokens if usage is not None else record.times.events
         if completion:
-            self._observe_completion(model, placement, completion, record.tenant)
+            self._observe_completion(model, placement, completion, record.client.tenant)
         self._observe_tokens(model, placement, receipt, record)
         if not prompt:
             return
@@ -273,7 +273,7 @@ class RequestMetrics:
         self, model: ModelSeries, placement: PlacementSeries, receipt: Receipt, record: RequestRecord
     ) -> None:
         """Count every token of a computed prompt as a hit or a miss, verified or not."""
-        usage, miss = record.usage, record.miss
+        usage, miss = record.usage, record.cache.miss
         if miss is None:
             if receipt.miss is not None or record.ending not in _COMPUTED:
                 return
@@ -302,7 +302,7 @@ class RequestMetrics:
             if series is None:
                 series = misses[reason] = self._get_series("miss_tokens", reason.value, model.label)
             series[0] += of_reason
-        places = record.places
+        places = record.cache.places
         for place, of_place in (token_fates(miss, replay=receipt.replay) if places is None else places).items():
             ended = model.places.get(place)
             if ended is None:

@@ -110,38 +110,38 @@ class _RequestLine(msgspec.Struct):
 
 
 def _request(at: str, record: RequestRecord) -> _RequestLine:
-    duration_ms = int(record.duration_s * 1e4 + 0.5) / 10  # takes a tenth of the time of round()
+    duration_ms = int(record.times.duration_s * 1e4 + 0.5) / 10  # takes a tenth of the time of round()
     about = (record.id, record.route, record.model, record.status, record.ending, duration_ms)
     line = _RequestLine(at, _level(record), "router.requests", REQUEST, REQUEST, *about)
-    if record.queued_s > 0:
-        line.queued_ms = int(record.queued_s * 1e4 + 0.5) / 10
-    if record.ttft_s is not None:
-        line.ttft_ms = int(record.ttft_s * 1e4 + 0.5) / 10
+    if record.times.queued_s > 0:
+        line.queued_ms = int(record.times.queued_s * 1e4 + 0.5) / 10
+    if record.times.ttft_s is not None:
+        line.ttft_ms = int(record.times.ttft_s * 1e4 + 0.5) / 10
     if (receipt := record.receipt) is not None:
         line.replica, line.reason, line.grade = receipt.replica, receipt.reason, receipt.grade
         line.prompt_tokens, line.predicted_cached_tokens = receipt.prompt_tokens, receipt.predicted_cached_tokens
     if (usage := record.usage) is not None:
         line.cached_tokens, line.completion_tokens = usage.cached_tokens, usage.completion_tokens
-    if record.miss is not None:
-        line.hit_tokens, line.miss = record.miss.hit, record.miss.misses
-    if record.places is not None:
-        line.places = record.places
-        if _CACHED_ELSEWHERE in record.places and record.miss is not None and record.miss.held[0]:
-            holder, why = record.miss.held
+    if record.cache.miss is not None:
+        line.hit_tokens, line.miss = record.cache.miss.hit, record.cache.miss.misses
+    if record.cache.places is not None:
+        line.places = record.cache.places
+        if _CACHED_ELSEWHERE in record.cache.places and record.cache.miss is not None and record.cache.miss.held[0]:
+            holder, why = record.cache.miss.held
             line.held = f"{why} at {holder}"
     if record.retries:
         line.retries = [f"{kind} at {replica}" for kind, replica in record.retries]
-    if record.continued[0]:
-        how, cause, replica = record.continued
+    if record.failover.continued[0]:
+        how, cause, replica = record.failover.continued
         line.continued = f"{how} after {cause} at {replica}"
-    if record.not_continued:
-        line.not_continued = record.not_continued
+    if record.failover.not_continued:
+        line.not_continued = record.failover.not_continued
     if record.error:
         line.error = record.error
     if record.detail:
         line.detail = record.detail
-    if record.tenant:
-        line.tenant = record.tenant
+    if record.client.tenant:
+        line.tenant = record.client.tenant
     if record.trace_id:
         line.trace_id = record.trace_id
     if record.warning:

@@ -131,7 +131,7 @@ class Span:
 def spans_of(moments: RequestTrace, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
     """Return all spans of a request that has ended, the server span first. `scheme` is that of the router's
     listener."""
-    end_s = record.duration_s
+    end_s = record.times.duration_s
     own = moments.span_id
     at = moments.begun_s
     parsed_s = None if moments.parsed_s is None else moments.parsed_s - at
@@ -169,8 +169,8 @@ def _server(moments: RequestTrace, record: RequestRecord, scheme: str) -> Span:
     }
     if moments.path == record.route:  # otherwise the path has the id of a stored response
         about["url.path"] = moments.path
-    if record.queued_s > 0:
-        about["warmroute.queued_seconds"] = record.queued_s
+    if record.times.queued_s > 0:
+        about["warmroute.queued_seconds"] = record.times.queued_s
     if moments.tenant:
         about["warmroute.tenant"] = moments.tenant
     _tell_generation(about, record, moments.provider)
@@ -184,7 +184,7 @@ def _server(moments: RequestTrace, record: RequestRecord, scheme: str) -> Span:
         about["error.type"] = error.partition(":")[0]
     parent_id = moments.parent.span_id if moments.parent is not None else None
     name = f"{moments.method} {record.route}"
-    return Span(name, moments.span_id, parent_id, 0.0, record.duration_s, "server", about, error=error)
+    return Span(name, moments.span_id, parent_id, 0.0, record.times.duration_s, "server", about, error=error)
 
 
 def _tell_generation(about: Attributes, record: RequestRecord, provider: str) -> None:
@@ -194,15 +194,15 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
         about["gen_ai.provider.name"] = provider
     if conversation := _conversation(record):
         about["gen_ai.conversation.id"] = conversation
-    if record.agent:
-        about["warmroute.agent"] = record.agent
-    if record.agent_parent:
-        about["warmroute.agent_parent"] = record.agent_parent
+    if record.client.agent:
+        about["warmroute.agent"] = record.client.agent
+    if record.client.agent_parent:
+        about["warmroute.agent_parent"] = record.client.agent_parent
     if record.model:
         about["gen_ai.request.model"] = record.model
         about["gen_ai.request.stream"] = record.stream
-    if record.ttft_s is not None:
-        about["gen_ai.response.time_to_first_chunk"] = record.ttft_s
+    if record.times.ttft_s is not None:
+        about["gen_ai.response.time_to_first_chunk"] = record.times.ttft_s
     if (usage := record.usage) is not None:
         about["gen_ai.usage.input_tokens"] = usage.prompt_tokens
         about["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -213,9 +213,9 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
 def _conversation(record: RequestRecord) -> str:
     """Return the conversation's key, never a text of the client. It comes from the client's own id of the agent or
     session, otherwise from the texts of its prompts."""
-    if record.agent_id or record.session:
-        return record.agent_id or record.session
-    seen = record.sighting
+    if record.client.agent_id or record.client.session:
+        return record.client.agent_id or record.client.session
+    seen = record.cache.analysis
     return f"{seen.conversation:016x}" if seen is not None and seen.conversation else ""
 
 
@@ -253,9 +253,9 @@ def _make_placement_span(receipt: Receipt, span_id: int, parent_id: int, start_s
 
 def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> list[Span]:
     """Return the span of waiting. It ends when the request leaves the queue, and the request is placed at once."""
-    if record.queued_s <= 0:
+    if record.times.queued_s <= 0:
         return []
-    start_s = max(placing.start_s, placing.end_s - record.queued_s)
+    start_s = max(placing.start_s, placing.end_s - record.times.queued_s)
     return [Span("queue", new_id(), placing.span_id, start_s, placing.end_s)]
 
 
@@ -283,8 +283,8 @@ def _call(moments: RequestTrace, record: RequestRecord, number: int, end_s: floa
     events = []
     if attempt.first_byte_s is not None:
         events.append(("first byte", attempt.first_byte_s - at))
-        if record.ttft_s is not None:
-            events.append(("first token", moments.attempts[0].at_s - at + record.ttft_s))
+        if record.times.ttft_s is not None:
+            events.append(("first token", moments.attempts[0].at_s - at + record.times.ttft_s))
     until_s = end_s if attempt.end_s is None else attempt.end_s - at
     start_s = attempt.at_s - at
     span_id = attempt.span_id
@@ -292,9 +292,9 @@ def _call(moments: RequestTrace, record: RequestRecord, number: int, end_s: floa
 
 
 def _stream(record: RequestRecord, span_id: int, attempt: Attempt, start_s: float, end_s: float) -> Span:
-    about: Attributes = {"warmroute.events": record.events}
-    if record.inter_token_s is not None:
-        about["warmroute.inter_token_seconds"] = record.inter_token_s
+    about: Attributes = {"warmroute.events": record.times.events}
+    if record.times.inter_token_s is not None:
+        about["warmroute.inter_token_seconds"] = record.times.inter_token_s
     error = _error(record) if record.ending in _BROKE_OFF else None
     return Span("stream", span_id, attempt.span_id, start_s, end_s, attributes=about, error=error)
 

@@ -122,12 +122,12 @@ async def test_templates_and_who_holds_them(client: ClientSession, engines: Engi
 
 def differing(record: RequestRecord) -> None:
     """As if its system prompt had begun with the time of day."""
-    assert record.sighting is not None
-    assert record.miss is not None
+    assert record.cache.analysis is not None
+    assert record.cache.miss is not None
     where = Difference(DifferenceKind.TIMESTAMP, 0, "system", "messages[0].content", 60, 41, 400, "00:00")
     where.before, where.after = CANARY, CANARY
-    record.sighting.template, record.sighting.difference = 7, where
-    misses = record.miss.misses
+    record.cache.analysis.template, record.cache.analysis.difference = 7, where
+    misses = record.cache.miss.misses
     misses[MissReason.DIVERGED] = misses.pop(MissReason.NEW, 0) + misses.pop(MissReason.COLD, 0)
 
 

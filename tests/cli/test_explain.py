@@ -17,9 +17,10 @@ from router.core.placement.spill import SpillCause
 from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.disagg_types import KvConnector, PrefillStage
 from router.core.types.placements import Candidate, Confidence, EndReason, ExternalKv, PlacementReason, Receipt, Usage
-from router.telemetry.request_record import RequestRecord, session_key
+from router.telemetry.request_record import session_key
 from tests.support.fakes import FakeEngine, reset, running
 from tests.support.keyring import ADMIN, bearer
+from tests.support.request_records import make_record
 
 CHAT = "/v1/chat/completions"
 NEAR, FAR = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
@@ -76,10 +77,11 @@ def test_everything_that_is_known_is_said() -> None:
     receipt.weighed = 4
     misses = {MissReason.DIVERGED: 300, MissReason.EVICTED: 100, MissReason.SPILLED: 500, MissReason.TAIL: 10}
     miss = TokenBreakdown(1_000, 90, misses, dropped_elsewhere=60, held=(NEAR, SpillCause.QUEUE))
-    record = RequestRecord(
-        "x\x1b[31m", CHAT, 1_795_620_000.0, "m", 200, EndReason.OK.value, duration_s=2.5, ttft_s=0.3, receipt=receipt,
-        usage=Usage(1_000, 20, 90), retries=(("connect", NEAR),), tenant="acme", queued_s=0.75, miss=miss,
-        sighting=PromptAnalysis(conversation=9, turn=2, step="plan", difference=difference), trace_id="ab" * 16,
+    record = make_record(
+        "x\x1b[31m", CHAT, 1_795_620_000.0, model="m", status=200, ending=EndReason.OK, duration_s=2.5, ttft_s=0.3,
+        receipt=receipt, usage=Usage(1_000, 20, 90), retries=(("connect", NEAR),), tenant="acme", queued_s=0.75,
+        miss=miss,
+        analysis=PromptAnalysis(conversation=9, turn=2, step="plan", difference=difference), trace_id="ab" * 16,
         places=token_fates(miss, replay=False),
     )  # fmt: skip
     text = "\n".join(explain_row(decision_row(record, 1)))
@@ -104,7 +106,9 @@ def test_a_request_in_two_legs_is_told_so() -> None:
     receipt = Receipt(FAR, "warm", PlacementReason.SPLIT, Confidence.ESTIMATED, 20_000, 500, (here,))
     receipt.brought = ExternalKv(0, None, PrefillStage(NEAR, KvConnector.NIXL, "", 500, 300.0, 1_170.0, 240.0))
     usage = Usage(20_000, 20, 500)
-    record = RequestRecord("x", CHAT, 1_795_620_000.0, "m", 200, EndReason.OK.value, receipt=receipt, usage=usage)
+    record = make_record(
+        "x", CHAT, 1_795_620_000.0, model="m", status=200, ending=EndReason.OK, receipt=receipt, usage=usage
+    )
     text = "\n".join(explain_row(decision_row(record, 1)))
     assert f"Placed on {FAR}: split - another replica prefills the prompt" in text
     assert f"{NEAR} prefills the prompt in 1,470 ms and transfers its blocks in 240 ms." in text

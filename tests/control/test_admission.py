@@ -72,7 +72,10 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         assert 'warmroute_queue_seconds_count{model="m"} 1.0' in text
         assert 'warmroute_queued_requests{model="m",priority="normal"} 0.0' in text
         overhead = re.search(r"^warmroute_overhead_seconds_sum (\S+)$", text, re.MULTILINE)
-        records = [(each.overhead_s or 0.0, each.queued_s, each.duration_s) for each in app.control.pages.decisions]
+        records = [
+            (each.times.overhead_s or 0.0, each.times.queued_s, each.times.duration_s)
+            for each in app.control.pages.decisions
+        ]
         async with client.get(app.admin_url + "/admin/decisions") as response:
             newest = (await response.json())["decisions"][0]
         assert newest["queued_s"] >= 0.9

@@ -140,6 +140,6 @@ async def test_answers_are_asked_for_and_learned_from(tmp_path: Path, client: ai
                 async with client.post(envoy.url + CHAT, json=body) as answer:
                     assert await answer.read() == b"".join(events(usage=USAGE))
             await until(lambda app=app: len(app.control.history.recent) == 12)
-            ttfts = [record.ttft_s for record in app.control.history.recent]
+            ttfts = [record.times.ttft_s for record in app.control.history.recent]
             assert sum(ttft is not None for ttft in ttfts) == (12 if allowed else 0)
             assert app.extproc._parts.answers_come is allowed

@@ -78,7 +78,7 @@ async def test_receipts_and_misses_are_the_same(client: ClientSession, engine: F
                 assert (int(headers["x-warmroute-predicted-cached-tokens"]) > 0) is (turn > 0)
                 messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "else " * 200}]
             await until(lambda app=app: len(app.control.history.recent) == 2)
-            assert [record.miss is not None for record in app.control.history.recent] == [True] * 2
+            assert [record.cache.miss is not None for record in app.control.history.recent] == [True] * 2
             page = (await app.control.metrics.page_in_slices()).decode()
             assert re.findall(r"^warmroute_requests_total{.*} ([1-9].*)$", page, re.MULTILINE) == ["2.0"]
             async with client.get(app.admin_url + "/admin/decisions") as decisions:

@@ -39,7 +39,7 @@ async def test_an_unseen_answer_is_graded_so(engine: FakeEngine) -> None:
         record = await ended(app)
         assert headers["x-warmroute-grade"] == Confidence.UNSEEN == record.receipt.grade  # type: ignore[union-attr]  # it has one
         assert headers["x-warmroute-replica"] == engine.url
-        assert (record.status, record.ending, record.usage, record.ttft_s) == (200, EndReason.OK, None, None)
+        assert (record.status, record.ending, record.usage, record.times.ttft_s) == (200, EndReason.OK, None, None)
         assert record.stream
         (member,) = app.router.members
         assert app.control.pages._replica(member, 0.0)["unseen_answers"] == 1
@@ -62,8 +62,8 @@ async def test_a_stream_that_is_shown_teaches(engine: FakeEngine) -> None:
         record = await ended(app)
         assert record.usage is not None
         assert (record.usage.prompt_tokens, record.usage.cached_tokens) == (100, 32)
-        assert record.ttft_s is not None
-        assert (record.ending, record.events) == (EndReason.OK, len(pieces))
+        assert record.times.ttft_s is not None
+        assert (record.ending, record.times.events) == (EndReason.OK, len(pieces))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -81,7 +81,7 @@ async def test_a_stream_that_nobody_announced(engine: FakeEngine, whole: bool) -
             await it.finish()
         record = await ended(app)
         assert record.ending is (EndReason.OK if whole else EndReason.FAILED)
-        assert (record.usage is not None, record.ttft_s is not None) == (whole, True)
+        assert (record.usage is not None, record.times.ttft_s is not None) == (whole, True)
         assert app.router.members[0].first_token_s == 0.0
 
 
@@ -235,7 +235,7 @@ async def test_a_stream_that_breaks_off_counts_as_left(engine: FakeEngine) -> No
             await it.hear()
             await it.finish()
         record = await ended(app)
-        assert (record.status, record.ending, record.events) == (200, EndReason.CLIENT_LEFT, 1)
+        assert (record.status, record.ending, record.times.events) == (200, EndReason.CLIENT_LEFT, 1)
 
 
 async def test_a_gateway_without_heads_of_answers(engine: FakeEngine) -> None:

@@ -178,7 +178,7 @@ async def test_events_are_counted(engine: FakeEngine, pieces: list[bytes], count
     """TestStreamedEventAccumulation: each once, wherever it is cut; the end of a stream is one of them here."""
     async with picking(engine) as app:
         record, _ = await answered(app, pieces, stream=True)
-    assert record.events == count
+    assert record.times.events == count
 
 
 # server/server_test

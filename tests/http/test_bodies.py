@@ -177,7 +177,7 @@ async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch,
                 await all_came(app, 500)
         client.transport.write(body_of(1_000)[500:])
         assert (await client.answer()).status == 200
-        assert app.control.pages.decisions[-1].tenant == "moved"
+        assert app.control.pages.decisions[-1].client.tenant == "moved"
         client.transport.close()
 
 

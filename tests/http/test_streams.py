@@ -66,7 +66,7 @@ class Player:
             await asyncio.sleep(0)
         record = app.control.pages.decisions.pop()
         used = record.usage and (record.usage.prompt_tokens, record.usage.cached_tokens, record.usage.completion_tokens)
-        assert (used, record.events, record.ending) == (self.recorded.used, self.recorded.events, "ok"), pieces
+        assert (used, record.times.events, record.ending) == (self.recorded.used, self.recorded.events, "ok"), pieces
 
 
 def cut(raw: bytes, *at: int) -> list[bytes]:

@@ -33,10 +33,10 @@ def captured(client: str) -> list[tuple[str, dict[str, str], dict[str, Any], dic
 
 def check(record: RequestRecord, meant: dict[str, Any]) -> None:
     """A record has the keys of the client's names, and none of its words."""
-    assert record.agent == meant["client"] + ("/sub" if meant["parent"] else "")
-    assert record.agent_id == session_key(meant["conversation"].encode())
-    assert record.agent_parent == (session_key(meant["parent"].encode()) if meant["parent"] else "")
-    assert record.session == session_key(meant["session"].encode())
+    assert record.client.agent == meant["client"] + ("/sub" if meant["parent"] else "")
+    assert record.client.agent_id == session_key(meant["conversation"].encode())
+    assert record.client.agent_parent == (session_key(meant["parent"].encode()) if meant["parent"] else "")
+    assert record.client.session == session_key(meant["session"].encode())
 
 
 @pytest.mark.parametrize("of", RECORDED)
@@ -79,7 +79,7 @@ async def test_the_picker_knows_agents(engine: FakeEngine, of: str, mode: str) -
                     assert await it.hear() is not None
         await until(lambda: len(app.control.pages.decisions) == len(captured(of)))
         records = list(app.control.pages.decisions)
-    found = sorted((record.agent, record.agent_id, record.agent_parent) for record in records)
+    found = sorted((record.client.agent, record.client.agent_id, record.client.agent_parent) for record in records)
     meant = [(each["client"], each["conversation"], each["parent"]) for *_, each in captured(of)]
     assert found == sorted(
         (f"{name}/sub" if parent else name, session_key(own.encode()), session_key(parent.encode()) if parent else "")
@@ -104,7 +104,7 @@ async def test_isolated_tenants_never_meet(client: ClientSession, engine: FakeEn
             async with client.get(f"{app.admin_url}/admin/decisions", params=query) as page:
                 found[tenant] = [row["tenant"] for row in (await page.json())["decisions"]]
     assert found == {"": [], "one": ["one"], "two": ["two"]}
-    keys = [{record.session, record.agent_id, record.agent_parent} for record in records]
+    keys = [{record.client.session, record.client.agent_id, record.client.agent_parent} for record in records]
     assert not keys[0] & keys[1]
     assert session_key(meant["session"].encode()) not in keys[0] | keys[1]
 

@@ -50,7 +50,7 @@ async def test_what_the_client_says_goes_before_what_its_key_says(
                 del said[next(iter(said))]
         async with client.post(app.url + CHAT, json=BODY, headers=bearer(ring.keys["calm"])) as answer:
             await answer.read()
-        rows = [record.wanted_ttft_ms for record in app.control.history.recent]
+        rows = [record.times.wanted_ttft_ms for record in app.control.history.recent]
     assert rows == [1_000.0, 2_000.5, 3_000.0, 4_000.0, None]
     times_s = [each.due_s for each in wanted]
     assert times_s[-1] is None

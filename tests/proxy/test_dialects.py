@@ -83,7 +83,7 @@ async def test_messages_streamed(
         assert [text async for text in events.text_stream] == ["w0 ", "w1 "]
         assert (await events.get_final_message()).usage.cache_read_input_tokens == 32
     assert last(app).usage == COUNTED
-    assert last(app).ttft_s is not None
+    assert last(app).times.ttft_s is not None
     assert set((engine.seen or other.seen)[-1].json) == {*ASK, "stream"}
 
 
@@ -218,7 +218,7 @@ async def test_the_first_token_of_a_response_is_not_its_first_event(
         engine.go_on.set()
         await response.read()
     assert lease.first_token_s is not None
-    assert last(app).ttft_s is not None
+    assert last(app).times.ttft_s is not None
 
 
 async def test_responses_errors(gpt: openai.AsyncOpenAI, engine: FakeEngine, other: FakeEngine) -> None:
@@ -248,7 +248,7 @@ async def test_generate_whole_and_streamed(
     async with client.post(app.url + GENERATE, data=body) as response:
         assert await response.read() == b"".join(generate_events())
     assert last(app).usage == COUNTED
-    assert last(app).ttft_s is not None
+    assert last(app).times.ttft_s is not None
     assert {seen.body for seen in engine.seen + other.seen} == {body, b'{"text": "hi"}'}
 
 

@@ -120,7 +120,7 @@ async def test_a_stuck_replica_ends_what_it_has_not_begun(engine: FakeEngine, pa
                 app.http.on_replica_stalled(engine.url)
                 assert code(path, await response.read()) == "stream_stalled"
                 record = app.control.pages.decisions[-1]
-                assert (record.ending, record.ttft_s, (record.error or "").partition(":")[0]) == (
+                assert (record.ending, record.times.ttft_s, (record.error or "").partition(":")[0]) == (
                     "failed", None, "stalled",
                 )  # fmt: skip
             engine.go_on.set()

@@ -386,5 +386,5 @@ async def test_many_at_once(client: ClientSession, engine: FakeEngine, ring: Key
 
         await asyncio.gather(*map(one, range(40)))
         records = app.control.pages.decisions
-        assert all(record.id.startswith(record.tenant) for record in records)
+        assert all(record.id.startswith(record.client.tenant) for record in records)
         assert len(records) == 40

@@ -165,8 +165,8 @@ async def test_what_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.sleep(0)
         record = app.control.pages.decisions[-1]
         streams = SSE in CASES[name][3]
-        assert (record.stream, record.ttft_s is not None, record.ending) == (streams, streams, "ok")
-        assert (record.events > 0) is streams
+        assert (record.stream, record.times.ttft_s is not None, record.ending) == (streams, streams, "ok")
+        assert (record.times.events > 0) is streams
         assert (record.usage is not None) is (name in ("messages, unannounced", "slow JSON"))
         member = next(iter(app.router.fleet.members.values()))
         assert member.first_token_s == 0.0

@@ -18,6 +18,7 @@ from router.core.types.replicas import Replica
 from router.telemetry import catalogue, counters, series
 from router.telemetry.metrics import Metrics
 from router.telemetry.request_record import RequestRecord
+from tests.support.request_records import make_record
 
 REPLICAS = ["http://10.0.0.1:8000", "http://10.0.0.2:8000#dp1"]
 AWKWARD = ["m", "", "org/model:free", 'quo"ted', "back\\slash", "two\nlines", "naïve"]
@@ -39,7 +40,7 @@ def metrics(of: Router | None = None) -> Metrics:
 
 def record(**fields: Any) -> RequestRecord:
     """A request that was answered, but for these fields."""
-    return RequestRecord(**{"id": "1", "route": "/v1/completions", "model": "m", "status": 200, **fields})
+    return make_record(**{"model": "m", "status": 200, **fields})
 
 
 breakdowns = st.builds(
@@ -61,8 +62,7 @@ receipts = st.builds(
     replay=st.booleans(),
 )
 records = st.builds(
-    RequestRecord,
-    id=st.just("1"),
+    make_record,
     route=st.sampled_from(["/v1/completions", "/v1/responses/{id}", "other"]),
     at_s=st.floats(0, 2e9),
     model=st.sampled_from(AWKWARD),
@@ -118,19 +118,19 @@ class Library:
                     of[name].labels(*map(str, labels), model)
             for reason in PlacementReason:
                 of["decisions"].labels("warm", reason.value, model)
-        of["tenant_requests"].labels(record.tenant or "none", f"{record.status // 100}xx").inc()
-        if record.queued_s:
-            of["queue_seconds"].labels(model).observe(record.queued_s)
+        of["tenant_requests"].labels(record.client.tenant or "none", f"{record.status // 100}xx").inc()
+        if record.times.queued_s:
+            of["queue_seconds"].labels(model).observe(record.times.queued_s)
         of["requests"].labels(record.route, model, str(record.status)).inc()
-        of["duration_seconds"].labels(record.route, model).observe(record.duration_s)
-        if record.overhead_s is not None:
-            of["overhead_seconds"].observe(record.overhead_s)
-        if record.ttft_s is not None:
-            of["ttft_seconds"].labels(model).observe(record.ttft_s)
-        if record.inter_token_s is not None:
-            of["inter_token_seconds"].labels(model).observe(record.inter_token_s)
-        if record.events:
-            of["stream_events"].labels(model).inc(record.events)
+        of["duration_seconds"].labels(record.route, model).observe(record.times.duration_s)
+        if record.times.overhead_s is not None:
+            of["overhead_seconds"].observe(record.times.overhead_s)
+        if record.times.ttft_s is not None:
+            of["ttft_seconds"].labels(model).observe(record.times.ttft_s)
+        if record.times.inter_token_s is not None:
+            of["inter_token_seconds"].labels(model).observe(record.times.inter_token_s)
+        if record.times.events:
+            of["stream_events"].labels(model).inc(record.times.events)
         for kind, _ in record.retries:
             of["retries"].labels(kind).inc()
         if record.receipt is not None:
@@ -139,18 +139,18 @@ class Library:
             self._answered(model, record, record.receipt)
             self._placed(model, record.receipt, record.usage)
             if record.ending == EndReason.OK:
-                self._saved(model, record.receipt, record.usage, record.tenant or "none")
+                self._saved(model, record.receipt, record.usage, record.client.tenant or "none")
 
     def _answered(self, model: str, record: RequestRecord, receipt: Receipt) -> None:
-        of, usage, miss = self.of, record.usage, record.miss
+        of, usage, miss = self.of, record.usage, record.cache.miss
         of["replica_requests"].labels(receipt.replica).inc()
-        if record.ttft_s is not None:
-            of["replica_ttft_seconds"].labels(receipt.replica).observe(record.ttft_s)
-        tokens = usage.completion_tokens if usage is not None else record.events
+        if record.times.ttft_s is not None:
+            of["replica_ttft_seconds"].labels(receipt.replica).observe(record.times.ttft_s)
+        tokens = usage.completion_tokens if usage is not None else record.times.events
         if tokens:
             of["completion_tokens"].labels(model).inc(tokens)
             of["replica_completion_tokens"].labels(receipt.replica).inc(tokens)
-            of["tenant_completion_tokens"].labels(record.tenant or "none").inc(tokens)
+            of["tenant_completion_tokens"].labels(record.client.tenant or "none").inc(tokens)
         if miss is None and receipt.miss is None and record.ending in {"ok", "client_left"}:
             told = usage is not None and usage.verified
             total, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens

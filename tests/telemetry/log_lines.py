@@ -15,14 +15,15 @@ import pytest
 from router.core.types.placements import EndReason
 from router.telemetry import logs
 from router.telemetry.request_record import RequestRecord
+from tests.support.request_records import make_record
 
 PIPE_BYTES = 4096  # of the smallest pipe
 
 
 def record(**fields: Any) -> RequestRecord:
     """A request that was answered, but for these fields."""
-    plain = {"id": 'a"b', "route": "/v1/completions", "model": "naïve", "status": 200, "ending": EndReason.OK}
-    return RequestRecord(**{**plain, "duration_s": 1.23456, **fields})
+    plain = {"model": "naïve", "status": 200, "ending": EndReason.OK, "duration_s": 1.23456}
+    return make_record('a"b', **{**plain, **fields})
 
 
 class Pipe:

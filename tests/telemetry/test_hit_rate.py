@@ -198,7 +198,7 @@ def test_tokens_by_reason() -> None:
         (False, TokenBreakdown(50, 0, {MissReason.UNSUPPORTED: 50}), None),
     ):
         receipt = Receipt(ID, "warm", PlacementReason.WARM, Confidence.EXACT, 100, 60, replay=replay)
-        ended = record(ending="ok", receipt=receipt, miss=miss, sighting=seen)
+        ended = record(ending="ok", receipt=receipt, miss=miss, analysis=seen)
         ledger.observe(ended)
         it.observe(ended)
     ledger.settle(1.0)

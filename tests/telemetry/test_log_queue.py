@@ -189,10 +189,10 @@ def test_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
 PROGRAM = """
 import logging, sys
 from router.telemetry import logs
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import begin_record
 logs.setup("info", "json", requests=True)
 for n in range(int(sys.argv[1])):
-    logs.log_requests([RequestRecord(id=str(n), route="/v1/completions")])
+    logs.log_requests([begin_record(str(n), "/v1/completions", 0.0)])
 logging.getLogger("router.x").error("the end")
 print("ended", flush=True)
 """

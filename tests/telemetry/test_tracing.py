@@ -38,7 +38,7 @@ async def test_a_stream(client: ClientSession, engine: FakeEngine, collector: Co
             await r.read()
             receipt = r.headers
         spans = await collector.trace()
-        sighting = app.control.pages.decisions[-1].sighting
+        sighting = app.control.pages.decisions[-1].cache.analysis
     root = check_nested(spans)
     assert [got.name for got in spans] == [f"POST {CHAT}", "parse", "match and place", "POST", "stream"]
     assert root.parent == ""

@@ -74,23 +74,23 @@ class Intervals:
         counts[_REQUESTS] += 1
         counts[_outcome(status, record.ending)] += 1
         if status != 429:
-            self._e2e[bisect_left(TTFT_S, record.duration_s)] += 1
-        if record.queued_s > 0:
-            self._waited[bisect_left(TTFT_S, record.queued_s)] += 1
-        if record.ttft_s is not None:
-            self._ttft[bisect_left(TTFT_S, record.ttft_s)] += 1
-        if record.inter_token_s is not None:
-            self._itl[bisect_left(_ITL_S, record.inter_token_s)] += 1
+            self._e2e[bisect_left(TTFT_S, record.times.duration_s)] += 1
+        if record.times.queued_s > 0:
+            self._waited[bisect_left(TTFT_S, record.times.queued_s)] += 1
+        if record.times.ttft_s is not None:
+            self._ttft[bisect_left(TTFT_S, record.times.ttft_s)] += 1
+        if record.times.inter_token_s is not None:
+            self._itl[bisect_left(_ITL_S, record.times.inter_token_s)] += 1
         if record.retries:
             counts[_RETRIES] += len(record.retries)
         if record.usage is not None:
             counts[_COMPLETION] += record.usage.completion_tokens
         if receipt is not None:
             counts[_PLACED] += 1
-            if record.miss is not None:
-                self._tokens(record.miss, receipt, record.usage)
-            if record.places is not None:
-                self._add_token_fates(record.places, record.miss)
+            if record.cache.miss is not None:
+                self._tokens(record.cache.miss, receipt, record.usage)
+            if record.cache.places is not None:
+                self._add_token_fates(record.cache.places, record.cache.miss)
 
     def _tokens(self, miss: TokenBreakdown, receipt: Receipt, usage: Usage | None) -> None:
         """Add a prompt's tokens: hits, and misses by reason."""

@@ -38,9 +38,11 @@ class DecisionFilter:
         receipt = record.receipt
         return (
             (not self.ids or record.id in self.ids)
-            and (not self.sessions or record.session in self.sessions or conversation_of(record) in self.sessions)
+            and (
+                not self.sessions or record.client.session in self.sessions or conversation_of(record) in self.sessions
+            )
             and (self.model is None or record.model == self.model)
-            and (self.tenant is None or record.tenant == self.tenant)
+            and (self.tenant is None or record.client.tenant == self.tenant)
             and (self.replica is None or (receipt is not None and receipt.replica == self.replica))
             and (self.statuses is None or record.status in self.statuses)
             and (self.from_s is None or record.at_s >= self.from_s)
@@ -50,7 +52,7 @@ class DecisionFilter:
 
     def _has_reason(self, record: RequestRecord) -> bool:
         placed = record.receipt is not None and record.receipt.reason == self.reason
-        return placed or (record.miss is not None and self.reason in record.miss.misses)
+        return placed or (record.cache.miss is not None and self.reason in record.cache.miss.misses)
 
     def to_sql(self) -> tuple[str, list[str | float]]:
         """Return the same conditions in SQL for the file's table `decisions`, and the arguments."""

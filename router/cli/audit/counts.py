@@ -24,6 +24,7 @@ from router.core.insights.token_funnel import token_fates
 from router.core.insights.two_generation_cache import Generations
 from router.core.prompts.block_keys import Chain, chain_of
 from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown, TokenFate
+from router.core.types.ended_requests import CacheUse, ClientInfo, RequestTimes
 from router.core.types.placements import Usage
 from router.core.types.requests import Prompt, RequestSpec
 
@@ -48,13 +49,11 @@ class _Ended(Struct):
 
     route: str
     model: str
-    tenant: str
+    client: ClientInfo
+    cache: CacheUse
     receipt: _Placed
-    sighting: PromptAnalysis | None
-    miss: TokenBreakdown
+    times: RequestTimes
     at_s: float = 0.0
-    duration_s: float = 0.0
-    ttft_s: float | None = None
     usage: Usage | None = None
 
 
@@ -108,7 +107,8 @@ class Audit:
             replay = self._prompts.get(chain.end_key) or False
             self._prompts.put(chain.end_key, True)
         self.places.update(token_fates(miss, replay=replay))
-        self.ledger.observe(_Ended(request.path, model, request.tenant, _Placed(miss.hit, replay), sighting, miss))
+        client, cache = ClientInfo(request.tenant), CacheUse(sighting, miss)
+        self.ledger.observe(_Ended(request.path, model, client, cache, _Placed(miss.hit, replay), RequestTimes()))
         if self.requests % PROGRESS_EVERY == 0:
             self.settle()
 

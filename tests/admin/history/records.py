@@ -11,6 +11,7 @@ from router.admin.history.writer import HistoryWriter
 from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Candidate, Confidence, EndReason, PlacementReason, Receipt, Usage
 from router.telemetry.request_record import RequestRecord, session_key
+from tests.support.request_records import make_record, put
 
 REPLICAS = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
 BYTES_MAX = 16 << 20
@@ -30,15 +31,14 @@ def record(count: int, **fields: Any) -> RequestRecord:
         100,
         candidates,
     )
-    made = RequestRecord(
-        f"id-{count}", "/v1/chat/completions", 1_000.0 + count, f"m{count % 2}", 200, EndReason.OK.value,
+    made = make_record(
+        f"id-{count}", "/v1/chat/completions", 1_000.0 + count, model=f"m{count % 2}", status=200, ending=EndReason.OK,
         duration_s=0.5, ttft_s=0.1, inter_token_s=0.01, receipt=receipt, usage=Usage(500, 20, 90),
         tenant=("acme", "other", "")[count % 3], session=session_key(f"session {count % 4}".encode()),
-        sighting=PromptAnalysis(conversation=7 + count % 5),
+        analysis=PromptAnalysis(conversation=7 + count % 5),
         miss=TokenBreakdown(500, 90, {miss: 400, MissReason.TAIL: 10}),
     )  # fmt: skip
-    for name, value in fields.items():
-        setattr(made, name, value)
+    put(made, **fields)
     return made
 
 

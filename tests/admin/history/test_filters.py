@@ -44,7 +44,7 @@ def records() -> list[Any]:
     """COUNT records with their numbers, oldest first."""
     made = [record(n, number=n + 1) for n in range(COUNT)]
     for each in made[::7]:
-        each.receipt, each.miss, each.status = None, None, 503
+        each.receipt, each.cache.miss, each.status = None, None, 503
     return made
 
 

@@ -135,7 +135,7 @@ class Fleet:
         if self.evicted and hit >= self.evicted:
             hit, misses[MissReason.EVICTED] = hit - self.evicted, self.evicted
         self.ledger.observe(
-            record(self.now_s, hit, {miss: size for miss, size in misses.items() if size}, sighting=look)
+            record(self.now_s, hit, {miss: size for miss, size in misses.items() if size}, analysis=look)
         )
         self.ledger.know(self.watcher.templates())
         self.audit.add(LoggedRequest(CHAT, request.body, "m", "", "", None, 0, None))

@@ -50,6 +50,7 @@ from router.core.types.cache_misses import (
     Template,
     TokenBreakdown,
 )
+from router.core.types.ended_requests import CacheUse, ClientInfo, RequestTimes
 from router.core.types.placements import Usage
 
 WINDOW_S = 3_600.0
@@ -74,22 +75,14 @@ class Ended(Protocol):
     route: str
     at_s: float
     model: str
-    duration_s: float
-    ttft_s: float | None
-    tenant: str
+    client: ClientInfo
+    times: RequestTimes
+    cache: CacheUse
     usage: Usage | None
 
     @property
     def receipt(self) -> Placement | None:
         """None if it was not placed."""
-
-    @property
-    def sighting(self) -> PromptAnalysis | None:
-        """None if its prompt was not read."""
-
-    @property
-    def miss(self) -> TokenBreakdown | None:
-        """None if no token of it is explained."""
 
 
 class Ledger:
@@ -127,19 +120,20 @@ class Ledger:
         receipt = record.receipt
         if receipt is None:
             return
-        end_s = record.at_s + record.duration_s
+        ttft_s = record.times.ttft_s
+        end_s = record.at_s + record.times.duration_s
         if end_s >= self._end_s:
             self.settle(end_s)
-        sighting, miss, usage = record.sighting, record.miss, record.usage
+        sighting, miss, usage = record.cache.analysis, record.cache.miss, record.usage
         tools = sighting is not None and sighting.tools
         step, agent = (sighting.step, sighting.agent) if sighting is not None else ("", "")
-        kind = (record.route, record.tenant, tools, step, agent)
+        kind = (record.route, record.client.tenant, tools, step, agent)
         group = self._kinds.get(kind) or self._kind(kind)
         now = group.now
         now[REQUESTS] += 1
-        self.traffic.add(receipt.replica, record.ttft_s)
-        if record.ttft_s is not None:
-            self._first_token(group, record.ttft_s)
+        self.traffic.add(receipt.replica, ttft_s)
+        if ttft_s is not None:
+            self._first_token(group, ttft_s)
         if miss is None:
             now[UNTOLD] += 1
         else:

@@ -11,6 +11,7 @@ from router.core.insights.ledger.totals import Ledger
 from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Confidence, PlacementReason, Receipt, Usage
 from router.telemetry.request_record import RequestRecord
+from tests.support.request_records import make_record
 
 BEGAN_S = 1_700_000_000.0
 
@@ -28,8 +29,7 @@ def record(at_s: float = 0.0, hit: int = 0, misses: dict[MissReason, int] | None
     receipt = Receipt("http://a", "warm", PlacementReason.WARM, Confidence.ESTIMATED, tokens, hit)
     receipt.replay = more.pop("replay", False)
     miss = TokenBreakdown(tokens, hit, misses, more.pop("saved_ms", 0.0))
-    fields: dict[str, Any] = {"id": "1", "route": "/v1/completions", "at_s": BEGAN_S + at_s, "model": "m"}
-    return RequestRecord(**{**fields, "receipt": receipt, "miss": miss, **more})
+    return make_record(**{"at_s": BEGAN_S + at_s, "model": "m", "receipt": receipt, "miss": miss, **more})
 
 
 def difference(change: DifferenceKind = DifferenceKind.OTHER, **more: Any) -> Difference:
@@ -58,7 +58,7 @@ requests = st.builds(
     tenant=st.sampled_from(["", "acme", "zeta"]),
     ttft_s=st.none() | st.floats(0, 400),
     usage=st.none() | st.builds(Usage, st.integers(0, 9), st.just(1), st.none() | st.integers(0, 9)),
-    sighting=st.none()
+    analysis=st.none()
     | st.builds(
         PromptAnalysis,
         template=st.integers(0, 30),

@@ -54,7 +54,7 @@ def test_a_body_is_told_once_and_kept() -> None:
     of.know([Template(2, 0, 1_000, 0, body=bytes(BODY_BYTES_MAX + 1))])
     assert [each.id for each in of.branches.hottest(9)] == [1]
     assert [views(of).template(id_, [])["can_prewarm"] for id_ in (1, 2)] == [True, False]
-    of.observe(record(1.0, hit=10, sighting=PromptAnalysis(template=1)))
+    of.observe(record(1.0, hit=10, analysis=PromptAnalysis(template=1)))
     of.settle(BEGAN_S + 1)
     for number in range(100, 200):
         of.know([Template(number, 0, 1_000, 0, body=bytes(BODY_BYTES_MAX))])
@@ -79,7 +79,7 @@ def test_the_most_used_template_stays() -> None:
     of = ledger()
     for number in range(1, 500):
         sighting = PromptAnalysis(template=1 if number % 2 else number)
-        of.observe(record(number, hit=100, misses={}, sighting=sighting))
+        of.observe(record(number, hit=100, misses={}, analysis=sighting))
     of.settle(BEGAN_S + 500)
     assert 1 in of.branches.all
 
@@ -92,7 +92,7 @@ def test_a_group_says_what_its_last_requests_were_like() -> None:
         times: dict[str, Any] = {"ttft_s": (number + 1) / 10}
         replay = number == 8
         of.observe(
-            record(number, hit=number * 100, misses={MissReason.NEW: 100}, sighting=seen, replay=replay, **times)
+            record(number, hit=number * 100, misses={MissReason.NEW: 100}, analysis=seen, replay=replay, **times)
         )
     of.observe(record(9.0, hit=1, tenant="acme"))
     of.settle(BEGAN_S + 10)
@@ -134,7 +134,7 @@ def test_each_kind_of_difference_has_its_advice(change: DifferenceKind, more: di
     of = ledger()
     for piece in range(3):
         seen = PromptAnalysis(template=7, appended=False, difference=difference(change, piece_hash=piece, **more))
-        of.observe(record(1.0, misses={MissReason.DIVERGED: 100}, sighting=seen))
+        of.observe(record(1.0, misses={MissReason.DIVERGED: 100}, analysis=seen))
     of.settle(BEGAN_S + 1)
     (row,) = page(of)
     assert text in row["text"]
@@ -158,7 +158,7 @@ def test_advice_is_most_costly_first() -> None:
         seen = PromptAnalysis(
             template=template, difference=difference(DifferenceKind.TIMESTAMP, at_bytes=500 * template)
         )
-        of.observe(record(0.0, hit=10_000, misses=misses, sighting=seen, replay=True))
+        of.observe(record(0.0, hit=10_000, misses=misses, analysis=seen, replay=True))
     misses = {MissReason.EVICTED: 1_000, MissReason.SPILLED: 900, MissReason.NEW: 10_000, MissReason.IDENTITY: 10}
     of.observe(record(0.0, hit=0, misses=misses, saved_ms=500.0))
     of.settle(BEGAN_S)
@@ -194,7 +194,7 @@ def differs(
 ) -> None:
     """A request that differed from another one of its template, and lost so many tokens by it."""
     seen = PromptAnalysis(template=template, difference=difference(change, **more))
-    of.observe(record(1.0, misses={MissReason.DIVERGED: lost}, sighting=seen))
+    of.observe(record(1.0, misses={MissReason.DIVERGED: lost}, analysis=seen))
 
 
 def test_branches_of_a_template_share_its_advice() -> None:
@@ -254,7 +254,7 @@ def test_text_is_shown_only_where_excerpts_are_wanted(excerpts: bool) -> None:
     """Whatever a frontend reports, nothing of it is on a page unless the settings allow it."""
     of = ledger(excerpts=excerpts)
     what = difference(DifferenceKind.TIMESTAMP, before=CANARY, after=CANARY, shape="aaa aaaa")
-    of.observe(record(1.0, misses={MissReason.DIVERGED: 9}, sighting=PromptAnalysis(template=5, difference=what)))
+    of.observe(record(1.0, misses={MissReason.DIVERGED: 9}, analysis=PromptAnalysis(template=5, difference=what)))
     of.settle(BEGAN_S + 1)
     rows = [page(of), of.losses.make_row_lookup(of.fading.weight, 9)(5)]
     assert (CANARY.encode() in msgspec.json.encode(rows)) is excerpts
@@ -267,7 +267,7 @@ def test_requests_that_were_not_placed_say_nothing() -> None:
     refused.receipt = None
     of.observe(refused)
     unread = record(1.0)
-    unread.miss = None
+    unread.cache.miss = None
     of.observe(unread)
     of.settle(BEGAN_S + 1)
     assert of.totals[REQUESTS] == 1

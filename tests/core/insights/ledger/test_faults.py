@@ -27,7 +27,7 @@ def differs(
     misses = {MissReason.DIVERGED: lost} | (
         {MissReason.EVICTED: of_record["evicted"]} if "evicted" in of_record else {}
     )
-    of.observe(record(of_record.get("at_s", 1.0), misses=misses, sighting=seen))
+    of.observe(record(of_record.get("at_s", 1.0), misses=misses, analysis=seen))
 
 
 def rows(of: Ledger, at_s: float = 2.0, **more: Any) -> list[tuple[str, int, int, int]]:
@@ -86,7 +86,7 @@ def test_evictions_are_their_faults() -> None:
     of = ledger()
     of.know([Template(1, 0, 1_000, 0), Template(2, 1, 2_000, 0)])
     differs(of, 1, 400, DifferenceKind.TOOL_ORDER, message=-1, path="tools[0]", evicted=300)
-    of.observe(record(1.0, misses={MissReason.EVICTED: 500}, sighting=PromptAnalysis(template=2)))
+    of.observe(record(1.0, misses={MissReason.EVICTED: 500}, analysis=PromptAnalysis(template=2)))
     of.settle(BEGAN_S + 2)
     (row,) = page(of, kv_tokens=10_000)
     assert (row["change"], row["evicted_tokens"]) == ("tool_order", 800)
@@ -99,12 +99,12 @@ def test_evictions_before_a_fault_are_not_its_own() -> None:
     costs next to nothing beside what is evicted has not caused that."""
     of = ledger()
     evicted = PromptAnalysis(template=1)
-    of.observe(record(1.0, misses={MissReason.EVICTED: 5_000}, sighting=evicted))
+    of.observe(record(1.0, misses={MissReason.EVICTED: 5_000}, analysis=evicted))
     differs(of, 1, 400)
-    of.observe(record(2.0, misses={MissReason.EVICTED: 300}, sighting=evicted))
+    of.observe(record(2.0, misses={MissReason.EVICTED: 300}, analysis=evicted))
     of.settle(BEGAN_S + 2)
     assert {row["change"]: row["evicted_tokens"] for row in page(of)} == {"timestamp": 300, "evicted": 0}
-    of.observe(record(2.0, misses={MissReason.EVICTED: 9_000}, sighting=evicted))
+    of.observe(record(2.0, misses={MissReason.EVICTED: 9_000}, analysis=evicted))
     of.settle(BEGAN_S + 2)
     first, second = page(of)
     assert (first["change"], first["lost_tokens"]) == ("evicted", pytest.approx(14_300, abs=5))
@@ -118,7 +118,7 @@ def test_evictions_of_others_come_behind_the_faults() -> None:
     of = ledger()
     differs(of, 1, 400)
     differs(of, 9, 1, DifferenceKind.TOOL_ADDED, message=-1, path="tools")  # worth no line, so it has filled no cache
-    of.observe(record(1.0, misses={MissReason.EVICTED: 900}, sighting=PromptAnalysis(template=9)))
+    of.observe(record(1.0, misses={MissReason.EVICTED: 900}, analysis=PromptAnalysis(template=9)))
     of.settle(BEGAN_S + 2)
     fault, evicted = page(of, kv_tokens=10_000)
     assert (fault["change"], fault["evicted_tokens"]) == ("timestamp", 0)

@@ -32,10 +32,10 @@ def test_everything_adds_up_to_what_was_put_in(seen: list[RequestRecord]) -> Non
     of.settle(BEGAN_S + 900)
     row = of.totals_row()
     assert row["requests"] == len(seen)
-    assert row["prompt_tokens"] == sum(each.miss.prompt_tokens for each in seen if each.miss)
+    assert row["prompt_tokens"] == sum(each.cache.miss.prompt_tokens for each in seen if each.cache.miss)
     assert row["hit_tokens"] + sum(row["misses"].values()) == row["prompt_tokens"]
     assert row["genuine_tokens"] + row["replay_tokens"] == row["hit_tokens"]
-    told = [each.miss for each in seen if each.miss and each.usage and each.usage.verified]
+    told = [each.cache.miss for each in seen if each.cache.miss and each.usage and each.usage.verified]
     assert row["verified_tokens"] == sum(miss.prompt_tokens for miss in told)
     assert row["verified_hit_tokens"] == row["verified_predicted_tokens"] == sum(miss.hit for miss in told)
     groups = of.groups.rows(1_000)
@@ -43,7 +43,7 @@ def test_everything_adds_up_to_what_was_put_in(seen: list[RequestRecord]) -> Non
     assert sum(group["prompt_tokens"] for group in groups) == row["prompt_tokens"]
     assert sum(group["verified_tokens"] for group in groups) == row["verified_tokens"]
     firsts = sum(sum(group.ttft[:-1]) for group in of.groups.all.values())
-    assert firsts == sum(each.ttft_s is not None for each in seen)
+    assert firsts == sum(each.times.ttft_s is not None for each in seen)
     points = of.timeline.points()
     oldest_s = points[0]["at_s"]
     assert sum(point["requests"] for point in points) == sum(each.at_s >= oldest_s for each in seen)
@@ -66,7 +66,7 @@ def test_the_rate_is_off_by_no_more_than_what_is_not_verified(seen: list[tuple[i
         usage = Usage(tokens, 1, cached if tells else None)
         miss = with_actual_usage(TokenBreakdown(tokens, predicted, {MissReason.NEW: tokens - predicted}), usage)
         ended = record(1.0, predicted, {MissReason.NEW: tokens - predicted}, usage=usage)
-        ended.miss, true = miss, true + cached
+        ended.cache.miss, true = miss, true + cached
         of.observe(ended)
     of.settle(BEGAN_S + 2)
     row = of.totals_row()
@@ -97,7 +97,7 @@ def test_bounds_hold_whatever_comes() -> None:
         name = str(chance.random())
         what = difference(message=number % 50, path=name, piece_hash=number) if number % 3 == 0 else None
         seen = PromptAnalysis(template=chance.getrandbits(64), step=name * 10, tools=number % 2 == 0, difference=what)
-        of.observe(record(number / 50, hit=1, misses={MissReason.DIVERGED: 1}, tenant=name, sighting=seen))
+        of.observe(record(number / 50, hit=1, misses={MissReason.DIVERGED: 1}, tenant=name, analysis=seen))
         assert len(of._kinds) <= KINDS_MAX
     of.settle(BEGAN_S + 2_000)
     assert len(of.branches.all) <= 16
@@ -175,7 +175,7 @@ def test_a_steady_loss_is_told_by_the_hour() -> None:
     of = ledger()
     for minute in range(1, 301):
         seen = PromptAnalysis(template=7, difference=difference(DifferenceKind.TIMESTAMP))
-        of.observe(record(minute * 60, misses={MissReason.DIVERGED: 1_000}, sighting=seen))
+        of.observe(record(minute * 60, misses={MissReason.DIVERGED: 1_000}, analysis=seen))
         if minute in (30, 300):
             of.settle(BEGAN_S + minute * 60)
             (row,) = page(of)
@@ -190,7 +190,7 @@ def test_a_branch_is_as_wide_as_its_twigs_together() -> None:
     of = ledger()
     of.know([Template(1, 0, 4_000, key=11), Template(2, 1, 6_000, key=12), Template(3, 1, 5_000, key=0)])
     for template, hit in ((1, 100), (2, 300), (2, 300), (3, 50)):
-        of.observe(record(1.0, hit=hit, misses={MissReason.NEW: 100}, sighting=PromptAnalysis(template=template)))
+        of.observe(record(1.0, hit=hit, misses={MissReason.NEW: 100}, analysis=PromptAnalysis(template=template)))
     of.settle(BEGAN_S + 1)
     shown = views(of, holders=lambda key: {"b", "a"} if key == 11 else {"a"})
     rows = {row["id"]: row for row in map(shown.branch, shown.most)}

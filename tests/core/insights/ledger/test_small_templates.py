@@ -18,9 +18,9 @@ def test_orders_of_shuffled_tools_are_drawn_as_one() -> None:
     of = ledger(templates_max=256)
     of.know([Template(id_, 0, 4_000, 0, tools=5) for id_ in range(1, 90)])
     for id_ in range(1, 5):
-        of.observe(record(1.0, hit=9_000, misses={MissReason.NEW: 1_000}, sighting=PromptAnalysis(template=id_)))
+        of.observe(record(1.0, hit=9_000, misses={MissReason.NEW: 1_000}, analysis=PromptAnalysis(template=id_)))
     for id_ in range(5, 90):
-        of.observe(record(1.0, misses={MissReason.DIVERGED: 100}, sighting=PromptAnalysis(template=id_)))
+        of.observe(record(1.0, misses={MissReason.DIVERGED: 100}, analysis=PromptAnalysis(template=id_)))
     of.settle(BEGAN_S + 1)
     shown = views(of, holders=lambda _: ["a"])
     drawn, groups = shown.group_for_map()
