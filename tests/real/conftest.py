@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
             if not asked:
                 item.add_marker(pytest.mark.skip(reason="real engines: make test-engines"))
 
