@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
