@@ -243,8 +243,9 @@ async def test_a_replica_without_events_is_estimated(world: World, pages: dict[s
     index, publisher = Index(), world.publisher()
     world.page.pages = dict(pages)
     await world.follow(index, poll_s=0.05)
-    await index.graded(Confidence.ESTIMATED, "")
-    assert why in index.grades[-1][1]
+    # On a busy machine a page may not be answered in time at first.
+    await index.until(lambda: bool(index.grades) and why in index.grades[-1][1], why)
+    assert index.grades[-1][0] is Confidence.ESTIMATED
     world.page.vllm(publisher)
     await index.graded(Confidence.CATCHING_UP, "no batch published yet")
     await publisher.say(stored(0))
