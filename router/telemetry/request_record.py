@@ -11,7 +11,7 @@ from router.core.types.placements import Receipt, Usage
 CAUSE = " Cause: "  # stands in an error's text before the failure behind the router, which may name replicas
 
 
-class StreamFailover(Struct):
+class FailoverOutcome(Struct):
     """Continuation of a stream on another replica."""
 
     # Values for a stream that was continued on another replica; "" for any other. They are "exact", the kind of the
@@ -28,7 +28,7 @@ class RequestRecord(Struct):
     client: ClientInfo
     times: RequestTimes
     cache: CacheUse
-    failover: StreamFailover
+    failover: FailoverOutcome
     at_s: float = 0.0  # Unix time
     model: str = ""
     status: int = 0
@@ -49,7 +49,7 @@ class RequestRecord(Struct):
 
 def begin_record(id_: str, route: str, at_s: float, tenant: str = "") -> RequestRecord:
     """Return the record of a request that was just received."""
-    return RequestRecord(id_, route, ClientInfo(tenant), RequestTimes(), CacheUse(), StreamFailover(), at_s)
+    return RequestRecord(id_, route, ClientInfo(tenant), RequestTimes(), CacheUse(), FailoverOutcome(), at_s)
 
 
 def session_key(name: bytes, apart: str = "") -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from router.core.types.ended_requests import CacheUse, ClientInfo, RequestTimes
-from router.telemetry.request_record import RequestRecord, StreamFailover, begin_record
+from router.telemetry.request_record import FailoverOutcome, RequestRecord, begin_record
 
-_PARTS = {"client": ClientInfo, "times": RequestTimes, "cache": CacheUse, "failover": StreamFailover}
+_PARTS = {"client": ClientInfo, "times": RequestTimes, "cache": CacheUse, "failover": FailoverOutcome}
 
 
 def make_record(id_: str = "1", route: str = "/v1/completions", at_s: float = 0.0, **fields: Any) -> RequestRecord:
