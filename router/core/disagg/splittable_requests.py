@@ -21,7 +21,7 @@ SPLIT: dict[str, frozenset[str]] = {
     VLLM: frozenset((CHAT, COMPLETIONS, MESSAGES, RESPONSES)),
     SGLANG: frozenset((CHAT, COMPLETIONS, RESPONSES, GENERATE)),
 }
-"""Paths whose bodies take the fields, by kind of engine."""
+"""Paths with bodies to which the fields can be added, by kind of engine."""
 
 
 class DisaggFields(msgspec.Struct):

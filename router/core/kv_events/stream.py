@@ -123,6 +123,12 @@ class KvStream:
         return self._last.seq
 
     @property
+    def handed_out_seq(self) -> int:
+        """Number of the last batch that `next` has returned; -1 if it has returned none since the last join."""
+        due = (step.seq for step in self._steps.due if isinstance(step, Apply))
+        return next(due, self.last_seq + 1) - 1
+
+    @property
     def position(self) -> tuple[int, int] | None:
         """(number, digest) of the last batch; None unless all received batches are applied and the stream is not in
         doubt."""

@@ -98,7 +98,7 @@ class EventStreamReader:
         self._turns: Turns | None = None  # turns of the stream that is followed
         self._share_s = YIELD_S  # limit of work in the current turn
         self._applying = asyncio.Lock()  # held while a batch is applied, and while the whole state is copied
-        self._incomplete = False  # part of the stream's last batch may not be applied yet
+        self._applying_seq: int | None = None  # number of the batch of which only a part is applied
         self._unproven = 0  # blocks from another process that the stream has not proved yet
         self.down_since_s: float | None = None  # start of the failed connection attempts; None without any
 
@@ -113,7 +113,7 @@ class EventStreamReader:
             grade=stream.grade,
             why=stream.why,
             endpoint=endpoint,
-            last_seq=stream.last_seq - self._incomplete,
+            last_seq=stream.handed_out_seq if self._applying_seq is None else self._applying_seq - 1,
             lag_s=self._lag_s,
             events=self._events,
             blocks=self._blocks,
@@ -199,7 +199,7 @@ class EventStreamReader:
             return
         if not self.connects:
             self._grade(Confidence.ESTIMATED, f"not connected to {source.endpoint} yet")
-        self.stream, self._incomplete = KvStream(bool(source.replay), self._shared.limits), False
+        self.stream, self._applying_seq = KvStream(bool(source.replay), self._shared.limits), None
         try:
             if subscription is None:
                 self.stream.on_connected(self._shared.clock())
@@ -310,20 +310,20 @@ class EventStreamReader:
 
     async def _perform(self, stream: KvStream) -> None:
         clock = self._shared.clock
-        self._incomplete = True
         while (step := stream.next(clock())) is not None or stream.busy:
             if step is None:
                 await self._yield_if_due()
                 continue
             if isinstance(step, Apply):
+                self._applying_seq = step.seq
                 async with self._applying:
                     await self._apply(step)
+                self._applying_seq = None
             elif isinstance(step, RequestReplay):
                 await self._ask(step)
             else:
                 self._do(step)
             await self._yield_if_due()
-        self._incomplete = False
 
     async def _apply(self, step: Apply) -> None:
         clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
