@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import trustme
 
-from router.peering import peer_link, peers, publisher
+from router.peering import peer_link, publisher
 from router.peering.clients import TlsFiles
 from router.peering.message_receiver import STATE_EVERY_S
 from router.peering.publisher import HEARTBEAT_S, URGENT_GAP_S
@@ -59,15 +59,13 @@ async def test_a_core_that_has_nothing_to_say_yet_is_not_asked_without_a_pause()
         assert a.link.counts["said"] <= said + 1
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("told", ["urgent", "changed"])
 async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core would have its message wait, or it says within its message that there is more: it is asked again though
-    no message is due for a minute."""
+    """The core has its message wait, or says that there is more: it is asked again though no message is due."""
     async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
         await until(lambda: a.link.routers == 2 and b.link.connected)
         monkeypatch.setattr(publisher, "HEARTBEAT_S", 60.0)
-        monkeypatch.setattr(peer_link, "ECHO_TIMEOUT_S", 60.0)
-        monkeypatch.setattr(peers, "SILENT_S", 60.0)
         a.core.left = getattr(a.link, told)
         a.core.to_say = [None, b"first", b"second", b"third"]
         getattr(a.link, told)()
@@ -241,6 +239,7 @@ async def test_what_was_said_into_a_cut_network_is_said_again() -> None:
         await until(lambda: bool(b.owners))
 
 
+@pytest.mark.usefixtures("patience")
 async def test_an_emptied_store_is_filled_again() -> None:
     """After FLUSHALL routers go on hearing each other, and one that comes later still learns of every response."""
     async with StoreServer() as server:
@@ -293,6 +292,7 @@ async def test_a_store_that_takes_no_writes_leaves_routers_alone(why: str, caplo
 
 
 @pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
+@pytest.mark.usefixtures("patience")
 async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """Garbage, huge values, messages of another release, and entries that nobody of us wrote: counted, logged once, and
     everything else goes on."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from router.peering import peer_link, peers
 from router.peering.peer_link import PeerChannel
 from router.router_server import RouterServer
 from tests.config.reloaded import running
@@ -19,12 +18,7 @@ from tests.support.waiting import until
 
 RIGHTS = "+ping +xadd +xread +xlen +xdel +set +get +sadd +smembers +srem +del +pexpire +select"
 
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that gives a store no turn for a second leaves no router alone here."""
-    monkeypatch.setattr(peer_link, "ECHO_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(peers, "SILENT_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patience")
 
 
 def link_of(app: RouterServer) -> PeerChannel:
