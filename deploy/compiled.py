@@ -48,10 +48,11 @@ PACKAGES = {
         "calibration event_index event_state holder_bitmap lru prefix_index speculative tier_blocks tier_index"
     ),
     "core/types": "disagg_types ended_requests placements replicas requests",
-    "core/disagg": "leases pair_disaggregator pairs planner prefill_members",
+    "core/disagg": "leases member_stages pair_disaggregator pairs planner prefill_members",
     "core/fleet": (
-        "breaker cold_estimates eligibility expected_models health kv_reservations lease member models"
-        " observations peer_leases prefill_queue pulls ready_index registry tier_loads"
+        "breaker cold_estimates eligibility engine_counters evidence expected_models health"
+        " kv_reservations lease lease_learning member models observations open_work own_speed peer_leases"
+        " prefill_batches prefill_queue pulls ready_index registry restrictions tier_loads"
     ),
     "core/estimators": (
         "decode_step fleet_means least_squares model_speeds output_length prefill response_memory reuse speed_factor"

@@ -36,7 +36,7 @@ def explain_health(member: ReplicaState) -> str:
 def describe_breaker(member: ReplicaState, now_s: float) -> dict[str, Any]:
     """Return the state of the replica's breaker, the reason, and the time for which it gets no requests."""
     state = member.state(now_s)
-    until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
+    until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.restrictions.rest_until_s}.get(state, now_s)
     why = "requested by the replica" if state is State.RESTING else member.breaker.why
     return {"state": state, "why": why, "for_s": round(until_s - now_s, 1)}
 
@@ -107,11 +107,11 @@ def _group(member: ReplicaState) -> tuple[int, Role]:
 
 
 def _prefill(member: ReplicaState) -> float:
-    return member.prefill_factor.value
+    return member.own_speed.prefill_factor.value
 
 
 def _step(member: ReplicaState) -> float:
-    return member.step_factor.value
+    return member.own_speed.step_factor.value
 
 
 def _median_of_others(values: list[float], own: float) -> float | None:
@@ -171,7 +171,7 @@ class ReplicaRows:
             "ttft_p90_s": traffic.ttft_p90_s,
             "in_flight": len(member.leases),
             "window": self._window(member.id) if there else None,
-            "pending_prefill_ms": round(member.pending_ms(now_s), 1),
+            "pending_prefill_ms": round(member.queue.pending_ms(now_s), 1),
             "running": load.running,
             "waiting": load.waiting,
             "kv_usage": load.kv_usage,

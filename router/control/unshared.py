@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from router.config.schema import PeeringSettings
-from router.core.fleet.member import SHARE_ALL
+from router.core.fleet.engine_counters import SHARE_ALL
 from router.peering.validation import is_shared
 
 log = logging.getLogger(__name__)

@@ -148,7 +148,7 @@ class PromptSender:
             raise SendFailed("the replica accepts no requests now", gone=True) from error
         lease.role = PREFILL
         # No conversation continues this answer. The record of a client's answer to the prompt stays.
-        lease.end_key = None
+        lease.prompt.end_key = None
         self._books.register_external_lease(lease)
         return lease
 

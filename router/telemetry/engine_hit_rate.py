@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping
 from math import exp
 from operator import lt
 
-from router.core.fleet.member import SHARE_TOKENS_MIN, ReplicaState
+from router.core.fleet.engine_counters import SHARE_TOKENS_MIN
+from router.core.fleet.member import ReplicaState
 
 WINDOW_S = 300.0
 TOKENS_MIN = 2_000.0  # minimum of queries in the window that no answer accounts for, before a rate is computed
@@ -74,7 +75,7 @@ class _Window:
     def rate(self, member: ReplicaState, told: list[float], now_s: float) -> float | None:
         """Return the hit rate of silent answers, or None if the counters do not describe them."""
         queries, hits = member.load.cache_query_tokens_total, member.load.cache_hit_tokens_total
-        ours = member.share >= 1.0 and member.engine_prompt_tokens >= SHARE_TOKENS_MIN
+        ours = member.counters.share >= 1.0 and member.counters.engine_prompt_tokens >= SHARE_TOKENS_MIN
         if queries is None or hits is None or not ours or told[2] != self._legs:
             self._before, self._sums, self._legs = None, [0.0] * 4, told[2]
             return None

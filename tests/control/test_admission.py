@@ -272,7 +272,7 @@ async def test_who_is_held_does_not_mind_a_rest(client: ClientSession, engine: F
         app.control.placer.set_cooldown(engine.url, 200.0)
         await asyncio.sleep(0.4)  # a tick
         assert queued(app) == 1
-        app.router.fleet.members[engine.url].rest_until_s = 0.0
+        app.router.fleet.members[engine.url].restrictions.rest_until_s = 0.0
         assert (await held)[0] == 200
 
 

@@ -82,16 +82,16 @@ async def test_streams_that_go_on_are_life(client: ClientSession, engine: FakeEn
         member = app.router.fleet.members[engine.url]
         engine.script.append(drips)
         async with client.post(app.url + CHAT, json=body()) as response:
-            begun_s = member.alive_s
-            await until(lambda: member.alive_s > begun_s + 1.0)
+            begun_s = member.evidence.alive_s
+            await until(lambda: member.evidence.alive_s > begun_s + 1.0)
             assert response.status == 200
         engine.script.append(half_then_waits)
         async with client.post(app.url + CHAT, json=body()) as response:
             await response.content.readany()
             await asyncio.sleep(0.6)
-            before_s = member.alive_s
+            before_s = member.evidence.alive_s
             await asyncio.sleep(1.2)
-            assert member.alive_s == before_s
+            assert member.evidence.alive_s == before_s
             engine.go_on.set()
             await response.read()
 
@@ -113,7 +113,7 @@ async def test_events_before_any_work_are_no_life(client: ClientSession, engine:
         ) as response:
             await response.content.readany()
             await asyncio.sleep(1.2)
-            assert app.router.fleet.members[engine.url].alive_s == 0.0
+            assert app.router.fleet.members[engine.url].evidence.alive_s == 0.0
             engine.go_on.set()
 
 

@@ -93,8 +93,8 @@ async def _told(app: RouterServer, holder: str, prompt: str) -> None:
 def _full(app: RouterServer, replica: str) -> None:
     """Have the replica look as if it had minutes of prefill to do."""
     member = app.router.fleet.members[replica]
-    member.untracked_waiting = 100.0
-    member._foreign.extend([100] * 3)
+    member.counters.untracked_waiting = 100.0
+    member.counters._foreign.extend([100] * 3)
 
 
 async def _busy_holder(app: RouterServer) -> str:

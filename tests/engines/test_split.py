@@ -51,7 +51,7 @@ async def _streams(engines: Engines, app: RouterServer) -> AsyncIterator[list[st
     begun: list[str] = []
     tasks = [asyncio.create_task(_endless(app.url, n, begun)) for n in range(STREAMS)]
     try:
-        await until(lambda: sum(member.decoding for member in app.router.members) >= STREAMS == len(begun))
+        await until(lambda: sum(member.work.decoding for member in app.router.members) >= STREAMS == len(begun))
         for replica in engines.replicas:
             replica.time_scale = 1.0
         yield begun

@@ -58,7 +58,7 @@ async def test_a_stream_comes_as_it_is_made(tmp_path: Path, client: aiohttp.Clie
             engine.go_on.set()
             assert got + await answer.read() == b"".join(events())
         await until(lambda: not member.leases)
-        assert member.unobserved_responses == 1
+        assert member.evidence.unobserved_responses == 1
 
 
 @pytest.mark.figures

@@ -82,7 +82,7 @@ async def test_a_stream_that_nobody_announced(engine: FakeEngine, whole: bool) -
         record = await ended(app)
         assert record.ending is (EndReason.OK if whole else EndReason.FAILED)
         assert (record.usage is not None, record.times.ttft_s is not None) == (whole, True)
-        assert app.router.members[0].first_token_s == 0.0
+        assert app.router.members[0].batches.first_token_s == 0.0
 
 
 async def test_usage_that_only_we_asked_for_is_taken_out(engine: FakeEngine) -> None:
@@ -274,4 +274,4 @@ async def test_what_blames_no_replica(engine: FakeEngine, status: int, pieces: l
         assert (await ended(app)).ending == EndReason.REFUSED_BY_ENGINE
         (member,) = app.router.members
         assert member.breaker.failures == 0
-        assert member.full is (status == 503)
+        assert member.restrictions.full is (status == 503)

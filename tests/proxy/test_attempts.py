@@ -269,7 +269,7 @@ async def test_shed_moves_on_and_is_remembered(client: ClientSession, engine: Fa
             for fake in (engine, other):
                 fake.script.clear()
                 fake.seen.clear()
-            app.router.fleet.members[engine.url].rest_until_s = 0.0
+            app.router.fleet.members[engine.url].restrictions.rest_until_s = 0.0
             engine.script.append(sheds(after, 503))
             for _ in range(10):
                 async with client.post(app.url + CHAT, json=BODY) as response:

@@ -169,7 +169,7 @@ async def test_what_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert (record.times.events > 0) is streams
         assert (record.usage is not None) is (name in ("messages, unannounced", "slow JSON"))
         member = next(iter(app.router.fleet.members.values()))
-        assert member.first_token_s == 0.0
+        assert member.batches.first_token_s == 0.0
 
 
 @pytest.mark.parametrize("status", [200, 500])

@@ -396,5 +396,5 @@ async def outwaited(app: RouterServer, asked: asyncio.Future[Answer], *engines: 
 def idle(app: RouterServer) -> bool:
     """Nothing is left open, anywhere."""
     members = app.router.fleet.members.values()
-    empty = all(not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members)
+    empty = all(not m.leases and m.work.kv.blocks == m.work.kv.own_tokens == 0 for m in members)
     return empty and app.http.proxy.in_flight == 0

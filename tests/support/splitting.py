@@ -135,7 +135,7 @@ def idle(http: HttpFrontend, placer: SplitPlacer, control: ControlPlane) -> bool
     """Whether nothing is left open, anywhere."""
     members = control.router.fleet.members.values()
     open_ = http.proxy.in_flight or http.legs.open or placer.legs
-    return not open_ and all(not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members)
+    return not open_ and all(not m.leases and m.work.kv.blocks == m.work.kv.own_tokens == 0 for m in members)
 
 
 @dataclass

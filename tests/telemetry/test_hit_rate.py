@@ -120,7 +120,7 @@ def test_engines_counters_tell_of_answers_that_do_not() -> None:
             answer(it, 1_000, 900, None)
         answer(it, 10_000, 9_000, 9_000)
         probed(of, 20_000.0 * second, 14_000.0 * second, 20_000.0 * second)
-        member.sent_prompt_tokens = member.engine_prompt_tokens
+        member.counters.sent_prompt_tokens = member.counters.engine_prompt_tokens
         count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     prompt, cached = count.sums["m"]
     assert 50_000 <= prompt <= 100_000  # from when the share is known
@@ -138,7 +138,7 @@ def test_counters_of_a_leg_tell_nothing() -> None:
     for second in range(30):
         answer(it, 10_000, 9_000, None, split=second < 15)
         probed(of, 20_000.0 * second, 10_000.0 * second, 20_000.0 * second)
-        member.sent_prompt_tokens = member.engine_prompt_tokens
+        member.counters.sent_prompt_tokens = member.counters.engine_prompt_tokens
         count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
         sums.append(bool(count.sums))
     assert not any(sums[:15])
@@ -154,7 +154,7 @@ def test_counters_of_a_shared_replica_tell_nothing() -> None:
     for second in range(10):
         answer(it, 10_000, 9_000, None)
         probed(of, 40_000.0 * second, 0.0, 40_000.0 * second)
-        member.sent_prompt_tokens = member.engine_prompt_tokens / 2
+        member.counters.sent_prompt_tokens = member.counters.engine_prompt_tokens / 2
         count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     assert count.sums == {}
 
@@ -170,7 +170,7 @@ def test_counters_that_begin_anew_are_no_rate() -> None:
         answer(it, 10_000, 9_000, None)
         (member,) = of.members
         probed(of, 10_000.0 * (second % 15), 5_000.0 * (second % 15), 10_000.0 * second)
-        member.sent_prompt_tokens = member.engine_prompt_tokens
+        member.counters.sent_prompt_tokens = member.counters.engine_prompt_tokens
         count.settle([member], it.verified_tokens, it.unverified_tokens, float(second))
     prompt, cached = count.sums["m"]
     assert 0 < prompt <= 390_000

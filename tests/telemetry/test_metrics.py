@@ -59,7 +59,9 @@ def test_what_was_learned_of_decoding_is_told() -> None:
     """Both pages tell each replica's model of a decoding step: one its coefficients, one what they come to by now."""
     of = router(2)
     first, second = of.fleet.members.values()
-    first.step_factor.value = 2.0  # of the guess: 20 ms, 0.1 ms for a stream, 0.05 ms for 1,000 tokens of context
+    first.own_speed.step_factor.value = (
+        2.0  # of the guess: 20 ms, 0.1 ms for a stream, 0.05 ms for 1,000 tokens of context
+    )
     first.clock.join(1_000, 0.0, 0.0)
     it = metrics(of)
     pages = Pages(of, it, ready=lambda: True, clock=lambda: 0.0, history=no_history())
@@ -174,7 +176,7 @@ def test_saved_prefill() -> None:
     was no answer saves nothing."""
     known = router(1)
     (id_,) = known.fleet.members
-    known.fleet.members[id_].prefill_factor.value = 2.0  # of the guess: 0.1 ms a token
+    known.fleet.members[id_].own_speed.prefill_factor.value = 2.0  # of the guess: 0.1 ms a token
     it, receipt = metrics(known), Receipt(id_, "warm", PlacementReason.WARM, Confidence.EXACT, 1_000, 900)
     it.observe(record(ending="ok", receipt=receipt, usage=Usage(1_000, 5, 800)))
     it.observe(record(ending="failed", error="engine_failed", receipt=receipt))

@@ -56,10 +56,10 @@ class AdmittingPlacer(Placer):
         """True if a replica with space in its window has no waiting prefill, and the mean backlog is below one unit.
         The backlog includes prompts that wait here."""
         window, members = self.admitter.window, self.router.members
-        if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
+        if all(m.queue.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
             return False
         _, unit_ms = members[0].speeds.units()
-        units = sum(m.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / model_speeds.BACKLOG_TOKENS
+        units = sum(m.queue.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / model_speeds.BACKLOG_TOKENS
         return units / len(members) < BUSY_UNITS
 
     def finish(

@@ -67,8 +67,8 @@ CONSTANTS = (
         "RING_GUESS_PRIOR", "router.core.estimators.fleet_means", (0.3, 0.97)
     ),  # a chance: 1 in 3, or 1 in 30 wrong
     Constant("STRIDE", "router.core.fleet.kv_reservations"),
-    Constant("SHARE_TOKENS_MIN", "router.core.fleet.member"),
-    Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.registry",)),
+    Constant("SHARE_TOKENS_MIN", "router.core.fleet.engine_counters"),
+    Constant("SHARE_ALL", "router.core.fleet.engine_counters", (0.7, 0.97), ("router.core.fleet.registry",)),
     Constant("LAST_REPLICA_SLACK", f"{WARM_PACKAGE}.tie_break", (0, 3)),
     Constant("RING_CHOICES", f"{WARM_PACKAGE}.tie_break", (1, 6)),
     Constant("SPREAD", f"{WARM_PACKAGE}.tie_break", (0, 6)),
@@ -84,7 +84,7 @@ CONSTANTS = (
     Constant("PRIOR", "router.core.estimators.speed_factor"),
     Constant("AVOIDED", "router.core.estimators.speed_factor", (1.3, 6.0)),  # 1 is the fleet's own speed
     Constant("FADE_S", "router.core.estimators.speed_factor"),
-    Constant("BATCH_STEPS", "router.core.fleet.member", (0.25, 0.9)),
+    Constant("BATCH_STEPS", "router.core.fleet.prefill_batches", (0.25, 0.9)),
     Constant("GUESS_TOKENS", "router.core.estimators.output_length"),
 )
 

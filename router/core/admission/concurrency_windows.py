@@ -239,7 +239,7 @@ class ConcurrencyLimiter:
         """True if a replica has no capacity. If its engine reports no counts that could confirm the open leases of
         other routers, it accepts one lease of this router. The reason is that the shared store is not trusted: any
         writer to it may publish any number."""
-        doubtful = member.others_max is None and not member.leases and bool(member.others.open)
+        doubtful = member.counters.others_max is None and not member.leases and bool(member.others.open)
         return member.open_leases >= self.window(member.id) and not doubtful
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class ConcurrencyLimiter:
             window = self._windows[member.id] = _Window(member, Load(), now_s, self._limits.in_flight_max)
         if window.load is not load:  # a probe without a result leaves the load as it is
             window.load, window.at_s = load, now_s
-            self._learn(window, member.in_flight_probed, load.waiting, member.coming_probed)
+            self._learn(window, member.counters.in_flight_probed, load.waiting, member.counters.coming_probed)
         elif now_s - window.at_s > self._stale_s:
             window.size, window.binds = self._limits.in_flight_max, False
 

@@ -83,7 +83,7 @@ class Calm:
     ) -> set[str]:
         if limit_ms == inf:
             return full
-        calm = {m.id for m in members if m.id not in full and m.pending_ms(now_s) <= limit_ms}
+        calm = {m.id for m in members if m.id not in full and m.queue.pending_ms(now_s) <= limit_ms}
         if reserved and len(calm) <= reserved and self._backlog(pool, members, now_s) >= RESERVED_FROM:
             calm.clear()
         return full.union(m.id for m in members if m.id not in calm)
@@ -92,5 +92,5 @@ class Calm:
         """Return the mean prefill per replica of a pool, waiting at the replicas and here, in units
         (`ModelSpeeds.units`)."""
         _, unit_ms = members[0].speeds.units()
-        there = sum(m.pending_ms(now_s) for m in members) / unit_ms
+        there = sum(m.queue.pending_ms(now_s) for m in members) / unit_ms
         return (there + self._queue.tokens(pool) / model_speeds.BACKLOG_TOKENS) / len(members)

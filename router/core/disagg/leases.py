@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.core.disagg import member_stages
 from router.core.disagg.pairs import DisaggPairs
 from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.lease import DECODE, PREFILL, Lease
@@ -57,9 +58,9 @@ class DisaggLeases:
         member = self._fleet.members[lease.replica]
         member.open(lease, now_s, plan.decode.kv_wait_ms)
         if leg is not None and leg.traits.concurrent:
-            member.start_transfer_wait(lease)
+            member.work.start_transfer_wait(lease)
         if wanted.response_bypasses_router:
-            member.decodes(lease, now_s)  # no later report marks the start of decoding
+            member_stages.start_decode(member, lease, now_s)  # no later report marks the start of decoding
         self._leases.count(wanted, match, lease, member, now_s)
         self._leases.register(member, lease, match.credit, watch, now_s)
         lease.expected_ms = plan.expected_ms
@@ -84,7 +85,8 @@ class DisaggLeases:
         prefill = self._leases.make(wanted, priced.matched, chosen, receipt, now_s)
         prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.response_bypasses_router, 1
         # Everything that the request teaches except its prefill is learned from its decode stage.
-        prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
+        prompt = prefill.prompt
+        prompt.end_key, prompt.text_bytes, prompt.opaque_bytes = None, 0, 0
         prefill.expected_ms = expected_ms(chosen)
         leg.lease, self._pairs.open[lease.id] = prefill.id, prefill
         if leg.traits.concurrent:
@@ -112,11 +114,11 @@ class DisaggLeases:
         if member is not None and leg is not None and lease.id in member.leases:
             if outcome.ending is EndReason.OK:
                 if not lease.streams:
-                    member.decodes(lease, now_s)
+                    member_stages.start_decode(member, lease, now_s)
                 elif lease.first_token_s is None:
-                    member.start_transfer_wait(lease)
+                    member.work.start_transfer_wait(lease)
             elif leg.alone:
-                member.computes(lease, _held_tokens(lease.receipt), now_s)
+                member_stages.compute_prompt(member, lease, _held_tokens(lease.receipt), now_s)
             if watch is not None:
                 watch.on_recount(lease.replica)
         self._finish(prefill, outcome, now_s)
@@ -128,21 +130,21 @@ class DisaggLeases:
         if prefill is not None and prefill.first_token_s is None:
             there = self._fleet.members.get(prefill.replica)
             if there is not None and prefill.id in there.leases:
-                there.prefill_done_unobserved(prefill, now_s)
+                member_stages.complete_unobserved_prefill(there, prefill, now_s)
                 if watch is not None:
                     watch.on_recount(prefill.replica, prefill.stall_ms)
         # If the replica also ran a prefill or waited for KV space, the transfer was not the only delay.
         alone = (
             not member.queue.computing
-            and member.long_s < lease.effective_start_s
-            and lease.id not in member.waiting_for_kv
+            and member.batches.long_s < lease.effective_start_s
+            and lease.id not in member.work.waiting_for_kv
         )
         if leg is not None and lease.effective_start_s and not leg.alone:
             self._pairs.note_transfer(leg.replica, member.id)
             if alone:
                 took_ms, tokens = (now_s - lease.effective_start_s) * 1e3, _lacking_tokens(lease.receipt)
                 self._pairs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms, now_s)
-        member.on_first_token_disagg(lease, now_s)
+        member_stages.on_first_token(member, lease, now_s)
         if watch is not None:
             watch.on_recount(lease.replica)  # other routers time prefills by first tokens, and this was no prefill
         if lease.streams:
@@ -180,11 +182,13 @@ class DisaggLeases:
         leg, members = lease.receipt.leg, self._fleet.members
         if leg is not None:
             member, first = members.get(lease.replica), members.get(leg.replica)
-            if lease.effective_start_s or member is None or member.decoding > 0:
+            if lease.effective_start_s or member is None or member.work.decoding > 0:
                 return False
-            return first is None or now_s - first.alive_s > stall_timeout_s / 2
+            return first is None or now_s - first.evidence.alive_s > stall_timeout_s / 2
         decoder = members.get(self._pairs.decoders.get(lease.id, ""))
-        return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stall_timeout_s / 2
+        if decoder is None or decoder.work.decoding <= 0:
+            return False
+        return now_s - decoder.evidence.alive_s > stall_timeout_s / 2
 
     def prefill_ms(self, lease: Lease) -> float:
         """Return the expected milliseconds of prefill of a request, on the replica that prefills."""

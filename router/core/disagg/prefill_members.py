@@ -34,7 +34,7 @@ def filter_prefill_members(
     included only if all of them are full and no replica has capacity for the request as a `whole`.
     """
     there = ready_prefillers(fleet, pairs, model, exclude, among)
-    awake = [m for m in there if m.rest_until_s <= now_s]
+    awake = [m for m in there if m.restrictions.rest_until_s <= now_s]
     found = [m for m in awake if m.breaker.allows(now_s)]
     if fleet.restricted:
         found = fitness.filter_with_room(found, now_s) or found
@@ -54,9 +54,9 @@ def refusal(
     """Return the error for a request that needs two replicas and cannot have them. It is Shed if all replicas that
     could prefill the request have requested a cooldown, and NoReplicaReady otherwise."""
     there = ready_prefillers(fleet, pairs, model, exclude, among)
-    if not there or any(m.rest_until_s <= now_s for m in there):
+    if not there or any(m.restrictions.rest_until_s <= now_s for m in there):
         return NoReplicaReady()
-    after_s = min([m.rest_until_s for m in there]) - now_s
+    after_s = min([m.restrictions.rest_until_s for m in there]) - now_s
     return Shed("overloaded", "All matching prefill replicas are in cooldown; try again later.", after_s)
 
 

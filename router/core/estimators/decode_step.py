@@ -217,6 +217,11 @@ class DecodeClock:
         """Return the seconds since their first tokens, summed over all streams."""
         return self.streams * now_s - self.began_sum_s
 
+    def under_way_tokens(self, model: StepModel, now_s: float) -> float:
+        """Return the tokens of answers in progress so far, by the decode step model of the replica."""
+        streams, context_tokens = self.streams + self.other_streams, self.context_tokens + self.other_tokens
+        return self.running_s(now_s) * 1e3 / model.ms(streams, context_tokens)
+
     def _advance(self, now_s: float) -> None:
         past_s = now_s - self._at_s
         if past_s > 0:

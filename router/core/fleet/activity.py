@@ -20,7 +20,7 @@ def list_active(fleet: Fleet, since_s: float) -> tuple[list[str], list[str]]:
     for member in fleet.members.values():
         if not member.leases:
             continue
-        if member.alive_s >= since_s:
+        if member.evidence.alive_s >= since_s:
             moving.append(member.id)
         elif member.load.generation_tokens_total is None and member.health.fit and not member.health.failures:
             uncounted.append(member.id)

@@ -25,7 +25,7 @@ class ColdReplicaEstimates:
         included."""
         ages_ms: dict[str, float] = {}
         for member in list(self.members.values()):
-            if member.prefill_factor.is_known:
+            if member.own_speed.prefill_factor.is_known:
                 del self.members[member.id]
             elif (count := member.open_leases) > 1 and member.ready:
                 ages_ms[member.id] = (now_s - _placed_sum_s(member) / count) * 1e3
@@ -42,4 +42,4 @@ class ColdReplicaEstimates:
 
 def _placed_sum_s(member: ReplicaState) -> float:
     """Return the sum of the placement times of all open leases there, of this and other routers."""
-    return member.placed_sum_s + member.others.placed_sum_s
+    return member.work.placed_sum_s + member.others.placed_sum_s

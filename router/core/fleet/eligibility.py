@@ -81,15 +81,16 @@ class Eligibility:
             if m.id not in guarded:
                 free.append(m)
                 continue
-            if m.rest_until_s > now_s:
-                if m.full and m.full_trial not in m.leases and m.breaker.allows(now_s):
+            limits = m.restrictions
+            if limits.rest_until_s > now_s:
+                if limits.full and limits.full_trial not in m.leases and m.breaker.allows(now_s):
                     full.append(m)
                 continue
             awake.append(m)
             if m.breaker.backoff_s and not m.breaker.allows(now_s):
                 continue
             trusted.append(m)
-            if (age_s := now_s - m.slow_start_at_s) < self._slow_start_s:
+            if (age_s := now_s - limits.slow_start_at_s) < self._slow_start_s:
                 open_leases = open_leases or self._open_leases()
                 if len(m.leases) >= self._most(m, age_s, open_leases):
                     continue
@@ -99,11 +100,11 @@ class Eligibility:
         if not trusted and full:
             return full
         if not awake:
-            after_s = min(m.rest_until_s for m in members) - now_s
+            after_s = min(m.restrictions.rest_until_s for m in members) - now_s
             raise Shed("overloaded", "All matching replicas are in cooldown; try again later.", after_s)
         if not trusted:
             if retry:
-                awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
+                awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.evidence.alive_s < ALIVE_S]
             self.panics += bool(awake)
         return trusted or awake
 
@@ -112,7 +113,7 @@ class Eligibility:
         found = list[ReplicaState]()
         open_leases: tuple[int, int] | None = None
         for m in members:
-            if (age_s := now_s - m.slow_start_at_s) < self._slow_start_s:
+            if (age_s := now_s - m.restrictions.slow_start_at_s) < self._slow_start_s:
                 open_leases = open_leases or self._open_leases()
                 if len(m.leases) >= self._most(m, age_s, open_leases):
                     continue
@@ -147,14 +148,15 @@ class Eligibility:
         """Schedule the time at which a guarded member may stop being guarded. Return True if it must be guarded now."""
         if member.breaker.backoff_s:
             return True  # an open breaker is a reason until `_close`
-        until_s = max(member.slow_start_at_s + self._slow_start_s, member.rest_until_s)
+        limits = member.restrictions
+        until_s = max(limits.slow_start_at_s + self._slow_start_s, limits.rest_until_s)
         if until_s > now_s and member.id not in self._ending:
             self._ending.add(member.id)
             heappush(self._ends, (until_s, member.id))
         return until_s > now_s
 
     def _begin(self, member: ReplicaState, now_s: float) -> None:
-        member.recovered, member.slow_start_at_s = False, now_s
+        member.restrictions.slow_start_at_s = now_s
         self._fleet.returned.pop(member.id, None)
         self._guard(member)
 
@@ -166,16 +168,14 @@ class Eligibility:
 
     def set_cooldown(self, member: ReplicaState, until_s: float, *, full: bool = False) -> None:
         """Send a member no requests until this time, because it requested a pause or its queue was `full`."""
-        if until_s >= member.rest_until_s:
-            member.rest_until_s, member.full = until_s, full
+        member.restrictions.set_cooldown(until_s, full=full)
         self._guard(member)
 
     def on_lease_opened(self, member: ReplicaState, lease: Lease) -> None:
         """Record a placed lease. On a member with an open breaker the first one is the trial."""
-        if not (member.ready or member.warming_up):
+        if not (member.ready or member.restrictions.warming_up):
             self.panics += 1
-        if member.full and member.rest_until_s > lease.placed_s:
-            member.full_trial = lease.id
+        member.restrictions.note_trial(lease.id, lease.placed_s)
         if member.breaker.backoff_s and member.breaker.trial is None:
             member.breaker.trial = lease.id
 
@@ -211,7 +211,7 @@ class Eligibility:
     def token(self, member: ReplicaState, lease: Lease, now_s: float) -> None:
         """Handle the first token of a member with an open breaker. It is no longer stalled, unless this token is late
         too."""
-        if member.breaker.cause is Cause.STUCK and member.late_s < lease.placed_s:
+        if member.breaker.cause is Cause.STUCK and member.evidence.late_s < lease.placed_s:
             self._close(member, now_s)
 
     def on_lease_ended(self, member: ReplicaState, lease: Lease, ending: EndReason, now_s: float) -> None:
@@ -256,6 +256,6 @@ def _mean_of_others(open_leases: tuple[int, int], member: ReplicaState) -> float
     """Return the mean of open leases over the usable members except this one, which is among them unless it warms
     up."""
     leases, members = open_leases
-    if not member.warming_up:
+    if not member.restrictions.warming_up:
         leases, members = leases - len(member.leases), members - 1
     return leases / members if members > 0 else 0.0

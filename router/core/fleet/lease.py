@@ -33,6 +33,57 @@ class PendingTierLoad(Struct, gc=False, eq=False):
     took_ms: float | None = None  # measured time; None if unknown
 
 
+class LeasePrompt(Struct, gc=False, eq=False):
+    """Prompt of a lease: its blocks and token ids, and the estimate of its length."""
+
+    keys: list[int]
+    unshared_tokens: int  # prompt tokens after the part that may be shared in the KV pool (kv_reservations.py)
+    end_key: int | None = None
+    text_bytes: int = 0  # bytes to learn the ratio of tokens from; 0 if they are unsuitable
+    opaque_bytes: int = 0  # bytes that stand for images and the like, to learn the ratio of tokens from
+    credited_tokens: int = 0  # cached tokens credited from a past answer at this placement
+    token_ids: TokenPrompt | None = None  # the prompt's own token ids, if known
+    stored: StoredPrefix | None = None  # stored prefix of the prompt, by events alone
+
+
+class LeaseConversation(Struct, gc=False, eq=False):
+    """Conversation of a lease's request."""
+
+    name: int  # placement/conversation_affinity.py
+    shared_prefix_blocks: int  # leading blocks of its prompt that were requested before that conversation began
+    final: bool  # no further request of that conversation is expected
+
+
+class LeaseMeasurements(Struct, gc=False, eq=False):
+    """Measured times of a lease's prefill and decode, and readings of the replica's counters at its placement."""
+
+    queued: bool = True  # other requests waited at the replica at its placement
+    others_tokens: int = 0  # tokens that other routers had computed there, as received before placement
+    decay_count: int = 0  # number of decays of the counts behind the replica's share at placement
+    batch: PrefillBatch | None = None  # prefill batch of its first token
+    batch_tokens: int = 0  # tokens of this prompt in that batch
+    own_ms: float | None = None  # service time of the prompt's own prefill; None if unknown
+    decode_start: ClockReading | None = None  # the replica's clock when the answer began to decode
+    decode_stats: DecodeInterval | None = None  # decode measurement of its answer, once it has ended
+
+    @property
+    def service_ms(self) -> float | None:
+        """Milliseconds of its batch's prefill that belong to this prompt, by tokens; None before the first token, and
+        if the sizes of prompts are unknown."""
+        batch = self.batch
+        if batch is None or not batch.tokens:
+            return None
+        tokens = batch.tokens + batch.others_tokens
+        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / tokens
+
+    def recount(self, computed_tokens: int) -> None:
+        """Correct its part of the batch, which was an estimate, to the number of tokens that the engine reports as
+        computed."""
+        if self.batch is not None:
+            self.batch.tokens += computed_tokens - self.batch_tokens
+            self.batch_tokens = computed_tokens
+
+
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/requests.py
     """Record that a replica works on a request, from placement to the end of the answer.
 
@@ -45,34 +96,18 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/reque
     placed_s: float
     model: str
     streams: bool
+    prompt: LeasePrompt
     prompt_tokens: int
     cached_tokens: int
-    credited_tokens: int  # cached tokens credited from a past answer at this placement
     prefill_ms: float
-    unshared_tokens: int  # prompt tokens after the part that may be shared in the KV pool (kv_reservations.py)
-    keys: list[int]
-    end_key: int | None
-    text_bytes: int  # bytes to learn the ratio of tokens from; 0 if they are unsuitable
+    measurements: LeaseMeasurements
     answer_tokens_max: int = 0  # estimated limit of the answer, independent of the engine's limit
-    tokens: TokenPrompt | None = None  # the prompt's own token ids, if known
-    stored: StoredPrefix | None = None  # stored prefix of the prompt, by events alone
-    guessed: bool = False  # placed on a guess (Choice.guessed)
     stall_ms: float = 0.0  # part of `prefill_ms` by which it stalls each stream that decodes there
     role: str = "both"
-    first_token_s: float | None = None
-    batch: PrefillBatch | None = None  # prefill batch of its first token
-    batch_tokens: int = 0  # tokens of this prompt in that batch
-    queued: bool = True  # other requests waited at the replica at its placement
-    own_ms: float | None = None  # service time of the prompt's own prefill; None if unknown
-    decode_start: ClockReading | None = None  # the replica's clock when the answer began to decode
-    decode_stats: DecodeInterval | None = None  # decode measurement of its answer, once it has ended
-    opaque_bytes: int = 0  # bytes that stand for images and the like, to learn the ratio of tokens from
+    guessed: bool = False  # placed on a guess (Choice.guessed)
     expected_ms: float = 0.0  # time to its first token, from the components of its price
-    conversation: int = 0  # name of its conversation (placement/conversation_affinity.py); 0: unknown
-    shared_prefix_blocks: int = 0  # leading blocks of its prompt that were requested before that conversation began
-    final: bool = False  # no further request of that conversation is expected
-    others_tokens: int = 0  # tokens that other routers had computed there, as received before placement
-    faded: int = 0  # number of times the counts behind the replica's share had faded at placement
+    first_token_s: float | None = None
+    conversation: LeaseConversation | None = None  # None if unknown
     to_load: PendingTierLoad | None = None  # cached tokens in tiers outside the GPU; None without any
     # The time from which it waits for another router's prompt with the same prefix; for a lease of the decode stage,
     # the time at which its prompt is prefilled. 0: neither.
@@ -93,29 +128,3 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/types/reque
     def uncached_tokens(self) -> int:
         """Prompt tokens that the replica must compute."""
         return self.prompt_tokens - self.cached_tokens
-
-    @property
-    def service_ms(self) -> float | None:
-        """Milliseconds of its batch's prefill that belong to this prompt, by tokens; None before the first token, and
-        if the sizes of prompts are unknown."""
-        batch = self.batch
-        if batch is None or not batch.tokens:
-            return None
-        tokens = batch.tokens + batch.others_tokens
-        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / tokens
-
-    def recount(self, computed_tokens: int) -> None:
-        """Correct its part of the batch, which was an estimate, to the number of tokens that the engine reports as
-        computed."""
-        if self.batch is not None:
-            self.batch.tokens += computed_tokens - self.batch_tokens
-            self.batch_tokens = computed_tokens
-
-
-class TtftSample(Struct, gc=False):
-    """A first token, with the time that the fleet's model predicted."""
-
-    at_s: float
-    took_ms: float
-    queued: bool
-    expected_ms: float  # time that the fleet's model predicted

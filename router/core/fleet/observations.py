@@ -119,7 +119,7 @@ class Observations:
         if load.kv_tokens_max:
             learned = [self.models.tokens(name) for name in member.models]
             ratio = max((tokens.bytes_per_token * tokens.pool_ratio for tokens in learned), default=BYTES_PER_TOKEN)
-            blocks_max = load.kv_tokens_max * member.known_share * ratio / BLOCK_BYTES
+            blocks_max = load.kv_tokens_max * member.counters.known_share * ratio / BLOCK_BYTES
             self._index.resize(id_, max(1, int(blocks_max)))
 
     def forget(self, id_: str) -> None:
@@ -127,7 +127,7 @@ class Observations:
         again."""
         member = self.fleet.members.get(id_)
         if member is not None:
-            member.page_source.on_engine_restarted()
+            member.counters.page_source.on_engine_restarted()
             self._on_engine_restarted(id_)
 
     def check(self, now_s: float) -> None:
@@ -143,19 +143,20 @@ class Observations:
         """Record a part of an answer from a replica as a sign of life."""
         member = self.fleet.members.get(id_)
         if member is not None:
-            member.alive(now_s)
+            member.evidence.alive(now_s)
 
     def _compare_page(self, member: ReplicaState, load: Load, now_s: float) -> Load:
         """Compare a page with the previous one, and return the load without unusable counters."""
-        change, sleep = member.page_source.compare(load, now_s), load.sleep
+        counters, sleep = member.counters, load.sleep
+        change = counters.page_source.compare(load, now_s)
         if change is PageChange.RESTART:
             self._on_engine_restarted(member.id)
         elif change is PageChange.SEVERAL:
-            member.forget_counters()
+            counters.forget()
             self._tell_several(member.id)
         if sleep is not member.load.sleep and Sleep.ASLEEP in (sleep, member.load.sleep):
             self._clear_cache(member.id, now_s)
-        return strip_counters(load) if member.page_source.several else load
+        return strip_counters(load) if counters.page_source.several else load
 
     def _on_engine_restarted(self, id_: str) -> None:
         self._clear_index(id_)

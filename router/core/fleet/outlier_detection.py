@@ -22,8 +22,9 @@ from itertools import chain, islice
 from statistics import median
 
 from router.core.estimators.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
-from router.core.fleet.lease import Lease, TtftSample
-from router.core.fleet.member import TIMED_MAX, ReplicaState
+from router.core.fleet.evidence import TIMED_MAX, TtftSample
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 
 SLOW, SLOW_MS = 5.0, 50.0  # outlier: at least SLOW times slower than its peers, by more than SLOW_MS milliseconds
@@ -35,7 +36,7 @@ LEVELS_MAX = 32  # peers that are compared
 def observe(fleet: Fleet, member: ReplicaState, lease: Lease, uncached: int, cached: int) -> bool:
     """Record the first token of an answer that streamed, with the engine's counts of its prompt. Return True if the
     member is an outlier now."""
-    took_ms = lease.own_ms
+    took_ms, timed = lease.measurements.own_ms, member.evidence.timed
     if took_ms is None or lease.first_token_s is None:
         return False
     expected_ms = member.speeds.prefill.model.ms(uncached, cached)
@@ -43,19 +44,19 @@ def observe(fleet: Fleet, member: ReplicaState, lease: Lease, uncached: int, cac
         expected_ms = FLEET_FLOOR_MS
     if uncached < LEARN_TOKENS_MIN and expected_ms < member.speeds.short_ms:
         expected_ms = member.speeds.short_ms
-    member.timed.append(TtftSample(lease.first_token_s, took_ms, lease.queued, expected_ms))
-    if took_ms <= expected_ms or len(member.timed) < TIMED_MAX:
+    timed.append(TtftSample(lease.first_token_s, took_ms, lease.measurements.queued, expected_ms))
+    if took_ms <= expected_ms or len(timed) < TIMED_MAX:
         return False
-    if any(each.took_ms <= SLOW_MS or each.took_ms <= each.expected_ms for each in member.timed):
+    if any(each.took_ms <= SLOW_MS or each.took_ms <= each.expected_ms for each in timed):
         return False
-    level = _level(fleet, member, min(each.at_s for each in member.timed))
-    return level is not None and all(_slower(each, SLOW, level) for each in member.timed)
+    level = _level(fleet, member, min(each.at_s for each in timed))
+    return level is not None and all(_slower(each, SLOW, level) for each in timed)
 
 
 def is_probe_slow(fleet: Fleet, member: ReplicaState) -> bool:
     """True if the last first token of a member that was an outlier shows that it still is."""
-    level = _level(fleet, member, float("-inf"))
-    return level is not None and bool(member.timed) and _slower(member.timed[-1], STILL_SLOW, level)
+    level, timed = _level(fleet, member, float("-inf")), member.evidence.timed
+    return level is not None and bool(timed) and _slower(timed[-1], STILL_SLOW, level)
 
 
 def _slower(timed: TtftSample, times: float, level: float) -> bool:
@@ -67,9 +68,10 @@ def _level(fleet: Fleet, member: ReplicaState, since_s: float) -> float | None:
     """Return the median of the peers' times since then, relative to the model; None without peers."""
     levels = list[float]()
     for peer in _peers(fleet, member):
-        if not peer.timed or peer.timed[-1].at_s < since_s:
+        samples = peer.evidence.timed
+        if not samples or samples[-1].at_s < since_s:
             continue
-        timed = [each for each in peer.timed if each.at_s >= since_s and not each.queued]
+        timed = [each for each in samples if each.at_s >= since_s and not each.queued]
         if len(timed) >= PEER_TOKENS_MIN:
             levels.append(median([each.took_ms / each.expected_ms for each in timed]))
             if len(levels) == LEVELS_MAX:

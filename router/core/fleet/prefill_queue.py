@@ -60,7 +60,7 @@ class PrefillQueue:
         if self.head is not None:
             self.decay(now_s)
         if self.head is None:
-            self.head, self._head_since_s, lease.queued = lease, now_s, False
+            self.head, self._head_since_s, lease.measurements.queued = lease, now_s, False
         self._waiting[lease.id] = lease
         self._waiting_ms += lease.prefill_ms
         if lease.uncached_tokens >= LEARN_TOKENS_MIN:

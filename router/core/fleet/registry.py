@@ -10,8 +10,9 @@ from typing import Protocol
 from router.core.estimators.fleet_means import FleetMeans
 from router.core.estimators.prefill import PrefillModel
 from router.core.fleet.cold_estimates import ColdReplicaEstimates
+from router.core.fleet.engine_counters import SHARE_ALL
 from router.core.fleet.lease import Lease
-from router.core.fleet.member import SHARE_ALL, ReplicaState
+from router.core.fleet.member import ReplicaState
 from router.core.fleet.pulls import Pulls
 from router.core.fleet.ready_index import ReadyIndex
 from router.core.types.disagg_types import Role
@@ -126,7 +127,6 @@ class Fleet:
         back, was_silent = ok and member.health.served, member.health.silent
         flipped = member.health.observe(ok, why, proof=proof, silent=silent)
         if flipped and back:
-            member.recovered = True
             self.restricted[id_] = self.returned[id_] = member
         if flipped or (was_silent != member.health.silent and not member.health.fit):
             self._on_members_changed(member)
@@ -143,7 +143,7 @@ class Fleet:
         if member is None or (id_ in self.warming) is warming:
             return False
         (self.warming.add if warming else self.warming.discard)(id_)
-        member.warming_up = False  # unless `_find_warming_up` sets it again
+        member.restrictions.warming_up = False  # unless `_find_warming_up` sets it again
         self._on_members_changed(member)
         return True
 
@@ -221,11 +221,11 @@ class Fleet:
                     own[name] = own.get(name, 0) + 1
         for member in looked_at:
             others = (roster.ready_count(name) > own.get(name, 0) for name in member.models)
-            member.warming_up = member.id in self.warming and all(others)
+            member.restrictions.warming_up = member.id in self.warming and all(others)
         self.warming_up = {}
         for member in looked_at:
             roster.file(member)
-            if member.warming_up and member.health.fit and member.replica.ready:
+            if member.restrictions.warming_up and member.health.fit and member.replica.ready:
                 self.warming_up[member.id] = member
 
     def is_warming_up(self, id_: str) -> bool:
@@ -276,13 +276,14 @@ class Fleet:
             speeds.answer_tokens.under_way_tokens = 0.0
         for member in self.members.values():
             if member.clock.streams:
-                member.speeds.answer_tokens.under_way_tokens += member.under_way_tokens(now_s)
+                under_way_tokens = member.clock.under_way_tokens(member.step_model, now_s)
+                member.speeds.answer_tokens.under_way_tokens += under_way_tokens
 
     def observe_share(self) -> None:
         """Update the fleet's share of known work (own requests, and those that other routers report) from the last
         probes."""
         if ready := self.roster.ready():
-            self.share = sum([member.known_share for member in ready]) / len(ready)
+            self.share = sum([member.counters.known_share for member in ready]) / len(ready)
 
     @property
     def is_only_sender(self) -> bool:

@@ -116,13 +116,14 @@ class PeerProgress:
 
 
 def _latest(names: frozenset[str], members: list[ReplicaState]) -> tuple[float, float, ReplicaState, frozenset[str]]:
-    latest, second_s = members[0], float("-inf")
+    latest, latest_s, second_s = members[0], members[0].evidence.on_time_s, float("-inf")
     for member in members[1:]:
-        if member.on_time_s > latest.on_time_s:
-            latest, second_s = member, latest.on_time_s
-        elif member.on_time_s > second_s:
-            second_s = member.on_time_s
-    return latest.on_time_s, second_s, latest, names
+        on_time_s = member.evidence.on_time_s
+        if on_time_s > latest_s:
+            latest, latest_s, second_s = member, on_time_s, latest_s
+        elif on_time_s > second_s:
+            second_s = on_time_s
+    return latest_s, second_s, latest, names
 
 
 def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stall_timeout_s: float) -> Iterator[list[str]]:
@@ -143,7 +144,7 @@ def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stall_timeout_s: floa
             # otherwise the leases are older than its cooldown and not trials
             if verdict.placed_s >= member.breaker.until_s:
                 fitness.trip(member, Cause.STUCK, verdict.why, now_s)
-            member.late_disconnects = 0
+            member.evidence.late_disconnects = 0
             if verdict.elsewhere:
                 elsewhere.append(member.id)
     yield elsewhere
@@ -151,7 +152,8 @@ def scan(fleet: Fleet, fitness: Eligibility, now_s: float, stall_timeout_s: floa
 
 def is_silent(member: ReplicaState, now_s: float, stall_timeout_s: float) -> bool:
     """True if the member must be judged: it has open work and showed no sign of life recently."""
-    return now_s - member.alive_s > stall_timeout_s / 2 and bool(member.leases or member.late_disconnects)
+    evidence = member.evidence
+    return now_s - evidence.alive_s > stall_timeout_s / 2 and bool(member.leases or evidence.late_disconnects)
 
 
 def judge(
@@ -164,7 +166,7 @@ def judge(
     late = list(_late(member, now_s, stall_timeout_s / 2))
     if late and (waits := fleet.waits_for_peer) is not None:
         late = [each for each in late if not waits(each.lease, now_s, stall_timeout_s)]
-    left = member.late_disconnects
+    left = member.evidence.late_disconnects
     if not late:
         return Verdict(f"{left} clients disconnected without an answer", now_s, False) if left >= STUCK_LEASES else None
     seen = [each for each in late if each.seen]
@@ -183,17 +185,18 @@ def judge(
 
 def is_late(member: ReplicaState, lease: Lease, now_s: float, stall_timeout_s: float) -> bool:
     """True if this lease has no token yet and counts as late."""
-    if lease.first_token_s is not None or member.late_disconnects >= STUCK_LEASES:
+    if lease.first_token_s is not None or member.evidence.late_disconnects >= STUCK_LEASES:
         return False
-    if now_s - max(lease.placed_s, member.alive_s) <= stall_timeout_s / 2:
+    if now_s - max(lease.placed_s, member.evidence.alive_s) <= stall_timeout_s / 2:
         return False
     return any(each.lease is lease for each in _late(member, now_s, stall_timeout_s / 2))
 
 
 def _late(member: ReplicaState, now_s: float, margin_s: float) -> Iterator[_Late]:
     """Yield the leases that are late by more than the margin, oldest first."""
-    due_s, slowest_s = member.alive_s + member.abandoned_prefill_ms / 1e3, 0.0
-    if member.known_share < 1:  # other senders use it: one of their prompts may be in prefill now
+    alive_s, slowest_s = member.evidence.alive_s, 0.0
+    due_s = alive_s + member.evidence.abandoned_prefill_ms / 1e3
+    if member.counters.known_share < 1:  # other senders use it: one of their prompts may be in prefill now
         due_s += _allowance_ms(member, int(member.speeds.longest_tokens), 0) / 1e3
     due_s += FACTOR * member.others.waiting_ms / 1e3  # the waiting prefill of other routers that report it is known
     hidden_s = 0.0  # duration in seconds of answers that do not stream: they may occupy the engine fully
@@ -216,8 +219,8 @@ def _late(member: ReplicaState, now_s: float, margin_s: float) -> Iterator[_Late
         if leg is None or leg.alone:  # blocks in transfer do not delay a prompt that is computed here
             due_s = by_then_s
         slowest_s += lease.prompt_tokens * SLOWEST_MS / 1e3
-        since_s = max(began_s, member.alive_s)
-        seen = lease.streams or member.has_moving_counters
+        since_s = max(began_s, alive_s)
+        seen = lease.streams or member.counters.are_moving
         if seen:
             by_s = now_s - by_then_s - (hidden_s if lease.streams else COUNTERS_S)
         elif member.speeds.answers >= UNSEEN_ANSWERS:
@@ -242,8 +245,8 @@ def _allowance_ms(member: ReplicaState, prompt_tokens: int, cached_tokens: int) 
         if speeds.answers >= UNSEEN_ANSWERS and prompt_tokens <= FAR * speeds.longest_tokens:
             return min(SLOWEST_MS * prompt_tokens, FACTOR * speeds.answer_ms_max)
         return SLOWEST_MS * prompt_tokens
-    model, own = speeds.prefill.model, member.prefill_model
-    known = member.prefill_factor.observations >= LEARNED and uncached <= FAR * member.longest_tokens
+    model, own, own_speed = speeds.prefill.model, member.prefill_model, member.own_speed
+    known = own_speed.prefill_factor.observations >= LEARNED and uncached <= FAR * own_speed.longest_tokens
     ms, full_ms = model.ms(uncached, cached_tokens), model.ms(prompt_tokens, 0)
     if own is not model:
         ms, full_ms = max(ms, own.ms(uncached, cached_tokens)), max(full_ms, own.ms(prompt_tokens, 0))

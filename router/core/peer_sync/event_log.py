@@ -50,17 +50,18 @@ class EventLog:
     def add_placement(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
         """Add a placed lease. Its prefill is complete in `left_ms` by its model."""
         self._next_lease = lease.id + 1
-        if not lease.keys and not lease.conversation:
+        prompt = lease.prompt
+        if not prompt.keys and lease.conversation is None:
             return
         number = number_of(lease.replica)
         claim = _claim(lease)
-        shared = SharedPlacement(lease.id, number, lease.unshared_tokens, int(left_ms), pack_keys(lease.keys), claim)
+        shared = SharedPlacement(lease.id, number, prompt.unshared_tokens, int(left_ms), pack_keys(prompt.keys), claim)
         shared.cached_tokens = max(0, lease.cached_tokens)
         if credit is not None:
             home = number if credit.replica == lease.replica else number_of(credit.replica)
             shared.credit = AnswerRef(home, len(credit.prefix), pack_keys(credit.answer_keys))
-        if lease.conversation:
-            shared.kin = ConversationMark(lease.conversation, lease.shared_prefix_blocks, lease.final)
+        if (kin := lease.conversation) is not None:
+            shared.kin = ConversationMark(kin.name, kin.shared_prefix_blocks, kin.final)
         keys = _keys_of(shared)
         if len(self._placements) >= self._limits.queue_news_max or self._keys + keys > self._limits.queue_keys_max:
             self.left_out["placements"] += 1
@@ -80,16 +81,17 @@ class EventLog:
     def add_end(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
         """Add the end of a lease."""
         told = self._open.pop(lease.id, 0) is None
-        well = outcome.ending is EndReason.OK and lease.end_key is not None
+        end_key = lease.prompt.end_key
+        well = outcome.ending is EndReason.OK and end_key is not None
         if not told and not well:
             return
         if len(self._ends) >= self._limits.queue_news_max:
             self.left_out["ends"] += 1
             return
         end = SharedEnd(lease.id, number_of(lease.replica), computed)
-        if well and lease.end_key is not None:
+        if well and end_key is not None:
             usage = outcome.usage
-            end.end_key, end.answer_blocks = lease.end_key, answer_blocks
+            end.end_key, end.answer_blocks = end_key, answer_blocks
             end.prompt_tokens = usage.prompt_tokens if usage is not None else 0
             end.completion_tokens = usage.completion_tokens if usage is not None else outcome.events
         self._ends.append(end)
@@ -136,13 +138,13 @@ class EventLog:
 
 def _claim(lease: Lease) -> ExpectedBlocks | None:
     """Return the blocks that the replica's events will report, if the prefill until then is long enough."""
-    stored = lease.stored
-    if stored is None or lease.tokens is None or not stored.block_tokens:
+    stored, token_ids = lease.prompt.stored, lease.prompt.token_ids
+    if stored is None or token_ids is None or not stored.block_tokens:
         return None
     if lease.prompt_tokens - stored.gpu_tokens < CLAIM_TOKENS_MIN:
         return None
     depth = stored.gpu_tokens // stored.block_tokens
-    keys = lease.tokens.keys.get(stored.block_tokens, [])[depth:]
+    keys = token_ids.keys.get(stored.block_tokens, [])[depth:]
     return ExpectedBlocks(stored.block_tokens, depth, pack_keys(keys)) if keys else None
 
 

@@ -50,9 +50,11 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
     found, members = [], router.fleet.members
     for id_ in ids:
         member = members.get(id_)
-        if member is not None and (member.prefill_factor.had_evidence or member.step_factor.had_evidence):
-            fits = SharedFits(number_of(id_), _factor(member.prefill_factor), _factor(member.step_factor))
-            found.append(fits)
+        if member is None:
+            continue
+        prefill, steps = member.own_speed.prefill_factor, member.own_speed.step_factor
+        if prefill.had_evidence or steps.had_evidence:
+            found.append(SharedFits(number_of(id_), _factor(prefill), _factor(steps)))
     return found
 
 
@@ -76,8 +78,8 @@ def take_fits(name: str, member: ReplicaState, fits: SharedFits) -> None:
     """Apply another router's evidence for the speed of a replica. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
     check_finite([prefill.log_sum, prefill.weight, steps.log_sum, steps.weight])
-    member.prefill_factor.share(name, prefill.log_sum, prefill.weight)
-    member.step_factor.share(name, steps.log_sum, steps.weight)
+    member.own_speed.prefill_factor.share(name, prefill.log_sum, prefill.weight)
+    member.own_speed.step_factor.share(name, steps.log_sum, steps.weight)
 
 
 def adopt_models(router: Router, models: SharedModels) -> None:

@@ -104,7 +104,7 @@ class RemoteLeases:
         due_s = now_s + shared.left_ms / 1e3
         mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed), kin)
         leases.add(shared.lease, mirrored)
-        member.live.open(mirrored.number, keys, shared.own_tokens)
+        member.work.kv.open(mirrored.number, keys, shared.own_tokens)
         router.reuse.observe(keys, now_s, final=kin is not None and kin.final)
         if kin is not None:
             router.conversations.relocate(kin.name, member.id, keys, kin.own_at, final=kin.final)
@@ -147,9 +147,10 @@ class RemoteLeases:
         if not self.behind or not keys:
             return
         for lease in member.queue.longest(member.speeds.units()[0], LEASES_LOOKED_AT):
-            if lease.keys and lease.keys[0] == keys[0] and cached_tokens <= lease.cached_tokens + SLACK_TOKENS:
-                blocks = common(lease.keys, keys[: len(lease.keys)])
-                tokens = int(lease.prompt_tokens * blocks / len(lease.keys))
+            own = lease.prompt.keys
+            if own and own[0] == keys[0] and cached_tokens <= lease.cached_tokens + SLACK_TOKENS:
+                blocks = common(own, keys[: len(own)])
+                tokens = int(lease.prompt_tokens * blocks / len(own))
                 if member.dedupe_prefill(lease, tokens, now_s):
                     self._recounted(member.id)
 
@@ -183,7 +184,7 @@ class RemoteLeases:
         if mirrored.partly:
             grown = None  # the block would follow a gap
         member, number, router = mirrored.member, mirrored.number, self._router
-        member.live.close(number, mirrored.keys, mirrored.own_tokens)
+        member.work.kv.close(number, mirrored.keys, mirrored.own_tokens)
         if router.fleet.members.get(member.id) is not member:
             return  # another engine is at that address
         if computed:

@@ -211,12 +211,12 @@ class StatePublisher:
             int(head.prefill_ms) if head is not None else 0,
             int(head.queued_s * 1e3) if head is not None else 0,
             len(member.leases),
-            len(member.leases) - member.decoding,
-            member.context_tokens,
+            len(member.leases) - member.work.decoding,
+            member.work.context_tokens,
             int(member.clock.context_tokens),
             counted.sent_tokens,
             int(counted.stall_ms),
-            int(member.placed_sum_s * 1e3),
+            int(member.work.placed_sum_s * 1e3),
         )
         row = ReplicaLoadRow(counted.number, instance_of(replica.instance), int(cache_s * 1e3), began, sums)
         counted.row, counted.replica = row_bytes(row), replica

@@ -156,8 +156,8 @@ def import_replica(router: Router, member: ReplicaState, part: StatePart, idle_s
     if fits is not None:
         prefill, steps = fits.prefill, fits.steps
         _check([prefill.log_sum, prefill.weight, steps.log_sum, steps.weight])
-        member.prefill_factor.adopt(prefill.log_sum, prefill.weight, prefill.observations, now_s)
-        member.step_factor.adopt(steps.log_sum, steps.weight, steps.observations, now_s)
+        member.own_speed.prefill_factor.adopt(prefill.log_sum, prefill.weight, prefill.observations, now_s)
+        member.own_speed.step_factor.adopt(steps.log_sum, steps.weight, steps.observations, now_s)
     for touches in part.touches:
         for keys, ago_s in _few(touches):
             if router.fleet.member(member.id) is not member or member.cache_epoch != life:

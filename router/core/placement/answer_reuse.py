@@ -63,10 +63,10 @@ class AnswerReuse:
 
     def keys_of_answer(self, lease: Lease, outcome: Outcome) -> list[int]:
         """Return the keys under which the answer of an ended lease is counted until a prompt quotes it."""
-        if lease.end_key is None:
+        if lease.prompt.end_key is None:
             return []
         tokens = outcome.usage.completion_tokens if outcome.usage else outcome.events
         tokens = min(tokens, lease.answer_tokens_max)  # an engine may report any number
         answer_bytes = int(tokens * self._models.tokens(lease.model).bytes_per_token)
         bytes_max = self._index.capacity(lease.replica) * BLOCK_BYTES
-        return block_keys.answer_keys(lease.end_key, min(answer_bytes, bytes_max))
+        return block_keys.answer_keys(lease.prompt.end_key, min(answer_bytes, bytes_max))

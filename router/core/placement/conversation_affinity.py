@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.estimators.reuse import ReuseModel
-from router.core.fleet.lease import Lease
+from router.core.fleet.lease import Lease, LeaseConversation
 from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.prefix_match import PromptMatch
 from router.core.types.requests import ConversationRef
@@ -68,13 +68,13 @@ class Conversations:
 
     def note_placement(self, wanted: PlacementRequest, kin: ConversationRef, match: PromptMatch, lease: Lease) -> None:
         """Record the placement of a conversation's request, and store the conversation in `lease`."""
-        name, keys = _name(wanted, kin.conversation), lease.keys
+        name, keys = _name(wanted, kin.conversation), lease.prompt.keys
         before = self._of.get(name)
         at = before.own_at if before is not None else -1
         # new, or with another beginning than before
         if before is None or at >= len(keys) or keys[at] != before.own_key:
             at = max(match.depths.values(), default=0)
-        lease.conversation, lease.shared_prefix_blocks, lease.final = name, at, kin.final
+        lease.conversation = LeaseConversation(name, at, kin.final)
         self.relocate(name, lease.replica, keys, at, final=kin.final)
 
     def relocate(self, name: int, replica: str, keys: Sequence[int], own_at: int, *, final: bool) -> None:

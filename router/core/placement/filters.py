@@ -68,4 +68,4 @@ def _filter_unsplit(fleet: Fleet, members: list[ReplicaState], now_s: float) -> 
 
 
 def _is_fit(member: ReplicaState, now_s: float) -> bool:
-    return member.breaker.allows(now_s) and member.rest_until_s <= now_s
+    return member.breaker.allows(now_s) and member.restrictions.rest_until_s <= now_s

@@ -31,9 +31,9 @@ def kv_pressure(member: ReplicaState, match: PromptMatch, decode_ms: float) -> t
     `decode_ms` is the decode time of its own answer on this replica. It stands for the decode time of others until an
     answer has ended.
     """
-    load, live, speeds, size = member.load, member.live, member.speeds, match.size
+    load, live, speeds, size = member.load, member.work.kv, member.speeds, match.size
     capacity, ratio = load.kv_tokens_max or 0, size.pool_bytes_per_token
-    decoding = member.decoding + member.others.decoding
+    decoding = member.work.decoding + member.others.decoding
     own, probed = live.own_tokens + decoding * speeds.mean_answer_tokens / 2, 0.0
     if load.kv_usage is not None:
         probed = load.kv_usage * capacity

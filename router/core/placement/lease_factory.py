@@ -7,7 +7,7 @@ from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.estimators.reuse import ReuseModel
 from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.kv_reservations import shared_prefix_marks
-from router.core.fleet.lease import Lease, PendingTierLoad
+from router.core.fleet.lease import Lease, LeaseMeasurements, LeasePrompt, PendingTierLoad
 from router.core.fleet.member import ANSWER_TOKENS_MAX, ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.placement.answer_reuse import AnswerCredit
@@ -65,26 +65,28 @@ class LeaseFactory:
         self, wanted: PlacementRequest, match: PromptMatch, lease: Lease, member: ReplicaState, now_s: float
     ) -> None:
         """Count a request once, at the replica that answers it."""
-        member.unobserved_responses += wanted.response_bypasses_router
-        self._reuse.observe(lease.keys, now_s, final=wanted.conversation is not None and wanted.conversation.final)
-        if wanted.conversation is not None:
-            self._conversations.note_placement(wanted, wanted.conversation, match, lease)
+        member.evidence.unobserved_responses += wanted.response_bypasses_router
+        kin = wanted.conversation
+        self._reuse.observe(lease.prompt.keys, now_s, final=kin is not None and kin.final)
+        if kin is not None:
+            self._conversations.note_placement(wanted, kin, match, lease)
 
     def load(self, lease: Lease, member: ReplicaState, chosen: Candidate) -> None:
         """Record the load of the lease's cached blocks from tiers outside the GPU."""
-        if lease.stored is not None:
+        if (stored := lease.prompt.stored) is not None:
             alone = not (member.queue.computing or chosen.kv_wait_ms)
-            lease.to_load = PendingTierLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
+            lease.to_load = PendingTierLoad(to_load(stored, chosen.cached_tokens), chosen.loading_ms, alone)
 
     def register(
         self, member: ReplicaState, lease: Lease, credit: AnswerCredit | None, watch: LeaseListener | None, now_s: float
     ) -> None:
         """Count a lease's prompt as held by its replica: from this point on its blocks are computed there or sent
         there."""
+        prompt = lease.prompt
         self._fitness.on_lease_opened(member, lease)
-        self._index.pin(member.id, lease.id, lease.keys, now_s)
-        if lease.stored is not None and lease.tokens is not None:
-            self._knowledge.expect_blocks(member.id, lease.id, lease.tokens, lease.stored)
+        self._index.pin(member.id, lease.id, prompt.keys, now_s)
+        if prompt.stored is not None and prompt.token_ids is not None:
+            self._knowledge.expect_blocks(member.id, lease.id, prompt.token_ids, prompt.stored)
         if watch is not None:
             watch.on_opened(lease, credit, now_s)
 
@@ -97,6 +99,16 @@ class LeaseFactory:
         # Of a prompt longer than the whole cache, count only the part that fits.
         keys = match.keys if len(match.keys) <= blocks_max else match.keys[:blocks_max]
         shared_tokens = int(shared_prefix_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token)
+        prompt = LeasePrompt(
+            keys,
+            size.prompt_tokens - shared_tokens,
+            wanted.chain.end_key if wanted.chain else None,
+            size.text_bytes,
+            size.opaque_bytes,
+            credit.tokens if credit is not None and credit.replica == id_ else 0,
+            wanted.tokens,
+            None if stored is None else stored.get(id_) or self._knowledge.empty(id_),
+        )
         lease = Lease(
             id=self._next_lease,
             replica=id_,
@@ -104,19 +116,13 @@ class LeaseFactory:
             placed_s=now_s,
             model=wanted.model or "",
             streams=ask.stream and not wanted.response_bypasses_router,
+            prompt=prompt,
             prompt_tokens=size.prompt_tokens,
             cached_tokens=receipt.predicted_cached_tokens,
-            credited_tokens=credit.tokens if credit is not None and credit.replica == id_ else 0,
             prefill_ms=chosen.uncached_ms,
-            unshared_tokens=size.prompt_tokens - shared_tokens,
-            keys=keys,
-            end_key=wanted.chain.end_key if wanted.chain else None,
-            text_bytes=size.text_bytes,
+            measurements=LeaseMeasurements(),
             answer_tokens_max=ask.output_tokens_max or ANSWER_TOKENS_MAX,
-            tokens=wanted.tokens,
-            stored=None if stored is None else stored.get(id_) or self._knowledge.empty(id_),
             stall_ms=max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
         )
-        lease.opaque_bytes = size.opaque_bytes
         self._next_lease += 1
         return lease

@@ -306,34 +306,34 @@ class Router:
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:
-            member.on_client_disconnect(lease, late=late)
-        computed = ok or lease.first_token_s is not None
-        if lease.stored is not None and lease.tokens is not None:
-            grown = outcome.usage.answer_blocks(lease.stored.block_tokens) if outcome.usage else 0
-            self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
+            member.evidence.on_client_disconnect(lease, late=late)
+        computed, prompt = ok or lease.first_token_s is not None, lease.prompt
+        if prompt.stored is not None and prompt.token_ids is not None:
+            grown = outcome.usage.answer_blocks(prompt.stored.block_tokens) if outcome.usage else 0
+            self.knowledge.settle(
+                lease.replica, lease.id, prompt.token_ids, now_s, computed=computed, grown_blocks=grown
+            )
         computed = computed or (left and not lease.streams)  # the prompt may have been computed unseen
         answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
         if self.watch is not None:
             self.watch.on_ended(lease, outcome, len(answer_keys), computed=computed)
         if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
-            if lease.conversation:
-                self.conversations.note_response(
-                    lease.conversation, lease.replica, answer_keys, now_s, final=lease.final
-                )
+            if (kin := lease.conversation) is not None:
+                self.conversations.note_response(kin.name, lease.replica, answer_keys, now_s, final=kin.final)
         else:
             self.index.retract(lease.replica, lease.id)
             if (
                 self.explainer is not None
-                and lease.end_key is not None
+                and prompt.end_key is not None
                 and not self.disaggregator.has_computed_prompt(lease)
             ):
                 life = self._receipts.prefill_member(lease.receipt, member).cache_epoch
-                self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, life)
+                self.explainer.take_back(lease.receipt, prompt.keys, prompt.end_key, lease.placed_s, life)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
             self.fitness.on_lease_ended(member, lease, outcome.ending, now_s)
         if ok:
-            member.on_response_end(lease, now_s)
+            member.evidence.on_response_end(lease, now_s)
             self.outcomes.learn(member, lease, outcome, now_s)
 
     # -- steps of route ------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ class CostModel:
         for member in members:
             others = member.others
             wait_ms = member.wait_ms(now_s) if others.waiting_ms else member.queue.pending_ms(now_s)
-            if member.untracked_waiting:
-                wait_ms += member.untracked_waiting * member.speeds.mean_work_ms
+            if untracked := member.counters.untracked_waiting:
+                wait_ms += untracked * member.speeds.mean_work_ms
             if slower and member.id in slower:
                 wait_ms *= slower[member.id]
             waits_ms.append(wait_ms)
@@ -92,7 +92,7 @@ class CostModel:
         prefill, cold_ms, waits_ms, slower = None, 0.0, survey.waits_ms, survey.slower
         for n, member in enumerate(members):
             model, step, others = member.prefill_model, member.step_model, member.others
-            streams, context = len(member.leases) + others.open, member.context_tokens + others.context_tokens
+            streams, context = len(member.leases) + others.open, member.work.context_tokens + others.context_tokens
             if model is not prefill:  # replicas share one model until they have their own
                 prefill, cold_ms = model, model.ms(prompt_tokens, 0)
             work_ms = (1 + streams) * cold_ms
@@ -158,7 +158,7 @@ class CostModel:
                 kept_share = said.kept_share if said is not None else 0.0
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             prefill, step, others = member.prefill_model, member.step_model, member.others
-            streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
+            streams, around = len(member.leases) + others.open, member.work.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
             if slower and id_ in slower:
                 uncached_ms *= slower[id_]
@@ -321,13 +321,19 @@ def filter_by_context(members: list[ReplicaState], wanted: PlacementRequest, pro
     if model is None:
         return members
     needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
-    return [m for m in members if m.context_tokens_max(model) >= needed]
+    return [m for m in members if _context_tokens_max(m, model) >= needed]
 
 
 def long_enough(members: list[ReplicaState], wanted: PlacementRequest, prompt_tokens: int) -> list[ReplicaState]:
     """Return the members with a long enough context for the prompt, or all members if every context is too short. In
     that case the engine must reject the request."""
     return filter_by_context(members, wanted, prompt_tokens) or members
+
+
+def _context_tokens_max(member: ReplicaState, model: str) -> float:
+    """Return the longest context that the member reports for the model; infinite if it reports none."""
+    served = member.models.get(model)
+    return inf if served is None or served.max_model_len_tokens is None else served.max_model_len_tokens
 
 
 def _grade(said: StoredPrefix) -> Confidence:

@@ -151,7 +151,7 @@ class Replicas(Collector):
         yield each(
             "pending_prefill_seconds",
             "Estimated time until all prompts sent to the replica are prefilled.",
-            lambda m: m.pending_ms(now_s) / 1e3,
+            lambda m: m.queue.pending_ms(now_s) / 1e3,
         )
         yield each("running", "Requests running, by the engine's count.", lambda m: m.load.running)
         yield each("waiting", "Requests waiting, by the engine's count.", lambda m: m.load.waiting)
@@ -159,13 +159,13 @@ class Replicas(Collector):
         yield each("kv_tokens", "Size of the KV pool in tokens.", lambda m: m.load.kv_tokens_max)
         yield each("index_blocks", "Blocks in the prefix index for the replica.", lambda m: self._index.blocks(m.id))
         text = "Fraction of the replica's computed prompt tokens that this router sent."
-        yield each("share_ratio", text, lambda m: m.share)
+        yield each("share_ratio", text, lambda m: m.counters.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", _speed)
         text = (
             "Learned time of the replica for the same work, relative to all replicas with the same models;"
             " the higher of prefill and decode."
         )
-        yield each("slowness_ratio", text, lambda m: max(m.prefill_factor.value, m.step_factor.value))
+        yield each("slowness_ratio", text, _slowness)
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in self._members()]
@@ -175,7 +175,7 @@ class Replicas(Collector):
         text = "Tokens found in the engine's prefix cache, by its own count."
         found = ((id_, hits) for id_, _, hits in loads if hits is not None)
         yield counters("replica_cache_hit_tokens", text, "replica", found)
-        sources = [(m.id, m.page_source.restarts, m.page_source.ignored) for m in self._members()]
+        sources = [(m.id, m.counters.page_source.restarts, m.counters.page_source.ignored) for m in self._members()]
         text = "Restarts of the replica's engine, detected in its metrics."
         yield counters("replica_restarts", text, "replica", ((id_, restarts) for id_, restarts, _ in sources))
         text = "Metrics pages from a different process without a restart, because several processes answer alternately."
@@ -373,6 +373,11 @@ INFO = ("replica", "name", "pod", "namespace", "node", "model", "engine", "versi
 def _speed(member: ReplicaState) -> float | None:
     model = member.prefill_model
     return 1e3 / model.per_token_ms if model.per_token_ms else None
+
+
+def _slowness(member: ReplicaState) -> float:
+    own = member.own_speed
+    return max(own.prefill_factor.value, own.step_factor.value)
 
 
 def _step_s(member: ReplicaState) -> float:

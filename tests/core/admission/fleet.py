@@ -58,7 +58,7 @@ class Fleet:
         if in_flight is None:
             in_flight = len(self.world.router.fleet.members[replica].leases)
         self.world.router.observations.observe_load(replica, Load(waiting=waiting))
-        self.world.router.fleet.members[replica].in_flight_probed = in_flight
+        self.world.router.fleet.members[replica].counters.in_flight_probed = in_flight
         self.admission.tick()
 
     def finish(self, lease: Lease, outcome: Outcome = OK) -> None:

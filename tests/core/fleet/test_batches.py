@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.core.estimators.decode_step import StepModel
-from router.core.fleet.member import BATCH_LEAST_MS, BATCH_MOST_MS, ReplicaState
+from router.core.fleet.member import ReplicaState
+from router.core.fleet.prefill_batches import BATCH_LEAST_MS, BATCH_MOST_MS
 from router.core.types.placements import Usage
 from tests.core.placement.placing import World, chat, words
 
@@ -23,10 +24,10 @@ def test_an_answer_that_a_proxy_gathered_teaches_no_step() -> None:
     world = World("a")
     for number in range(8):
         member = _answer(world, number, tokens=200, step_s=0.02)
-    before, observations = member.step_model, member.step_factor.observations
+    before, observations = member.step_model, member.own_speed.step_factor.observations
     for number in range(8, 16):
         member = _answer(world, number, tokens=200, step_s=1e-5)
-    assert (member.step_model, member.step_factor.observations) == (before, observations)
+    assert (member.step_model, member.own_speed.step_factor.observations) == (before, observations)
     assert before.ms(1, 500) == pytest.approx(20, rel=0.2)
 
 

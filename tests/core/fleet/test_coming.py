@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.core.admission.concurrency_windows import ConcurrencyLimiter, NoLimits
+from router.core.fleet.engine_counters import FOREIGN_PROBES
 from router.core.fleet.lease import Lease
-from router.core.fleet.member import FOREIGN_PROBES
 from router.core.types.disagg_types import KvConnector, Role
 from router.core.types.placements import EndReason
 from router.core.types.replicas import Load
@@ -30,7 +30,7 @@ def probed(fleet: PairedFleet, waiting: int) -> float:
     for _ in range(FOREIGN_PROBES):
         load = Load(kv_tokens_max=2_000_000, block_tokens=16, waiting=waiting)
         fleet.router.observations.observe_load("d", load, fleet.now_s)
-    return member.untracked_waiting
+    return member.counters.untracked_waiting
 
 
 def test_legs_whose_blocks_are_coming_are_not_foreign() -> None:

@@ -249,8 +249,8 @@ def test_whatever_happens_somebody_serves(steps: list[tuple[str, int, float]], s
 
 def _place_and_check(router: Router, open_: list[Lease], now_s: float) -> None:
     members = router.fleet.list_serving("m")
-    awake = [m for m in members if m.rest_until_s <= now_s]
-    back = {m.id for m in members if m.recovered}
+    awake = [m for m in members if m.restrictions.rest_until_s <= now_s]
+    back = set(router.fleet.returned)
     allowed = {m.id for m in awake if m.breaker.allows(now_s) or m.id in back}
     try:
         lease = place(router, now_s)
@@ -280,7 +280,7 @@ def test_a_fleet_that_is_down_is_not_asked_twice() -> None:
     assert place(router, 100.5).replica in IDS
     with pytest.raises(NoReplicaReady):
         place(router, 100.5, exclude=retry)
-    router.fleet.members[IDS[1]].alive_s = 100.0
+    router.fleet.members[IDS[1]].evidence.alive_s = 100.0
     assert place(router, 100.5, exclude=retry).replica == IDS[1]
     router = router_of(IDS)
     for id_, ending in zip(IDS, (EndReason.FAILED, EndReason.FAILED, EndReason.UNREACHED), strict=True):
@@ -333,7 +333,7 @@ def test_who_is_still_guarded_is_not_looked_at_again_and_again() -> None:
     def spent(count: int) -> tuple[int, int]:
         router = many(count, back=True)
         router.rest("http://7", 1.0 + 10.0 - 1.0)
-        router.fleet.members["http://7"].slow_start_at_s = 0.0
+        router.fleet.members["http://7"].restrictions.slow_start_at_s = 0.0
         router.fitness.slow_start_s = 10.0
         nothing = steps(lambda: router.fitness._forget(5.0))
         before = len(router.fleet.restricted)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.fleet.lease import Lease, PrefillBatch
-from router.core.fleet.member import SHARE_TOKENS_MIN, ReplicaState
+from router.core.fleet.engine_counters import SHARE_TOKENS_MIN
+from router.core.fleet.lease import Lease, LeaseMeasurements, LeasePrompt, PrefillBatch
+from router.core.fleet.lease_learning import learn
+from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.types.placements import Confidence, EndReason, Outcome, PlacementReason, Receipt, Usage
 from router.core.types.replicas import Load, Replica, ServedModel
@@ -25,14 +27,11 @@ def lease(id_: int, *, prefill_ms: float = 100.0, streams: bool = True, now_s: f
         placed_s=now_s,
         model="m",
         streams=streams,
+        prompt=LeasePrompt([], tokens),
         prompt_tokens=tokens,
         cached_tokens=0,
-        credited_tokens=0,
         prefill_ms=prefill_ms,
-        unshared_tokens=tokens,
-        keys=[],
-        end_key=None,
-        text_bytes=0,
+        measurements=LeaseMeasurements(),
     )
 
 
@@ -98,12 +97,12 @@ def test_pending_work_is_a_queue_and_leases_come_back(steps: list[tuple[str, int
                 assert member.close(chosen, now_s) == was_open
                 naive.leave(chosen.id, now_s)
         if action == "look":
-            assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
-        assert member.live.own_tokens == 50 * len(member.leases)
-    assert member.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
+            assert member.queue.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
+        assert member.work.kv.own_tokens == 50 * len(member.leases)
+    assert member.queue.pending_ms(now_s) == pytest.approx(naive.pending_ms(now_s))
     for open_ in leases:
         member.close(open_, now_s)
-    assert (member.leases, member.live.own_tokens, member.pending_ms(now_s)) == ({}, 0, 0.0)
+    assert (member.leases, member.work.kv.own_tokens, member.queue.pending_ms(now_s)) == ({}, 0, 0.0)
 
 
 def test_the_head_decays_and_the_rest_waits() -> None:
@@ -111,9 +110,11 @@ def test_the_head_decays_and_the_rest_waits() -> None:
     member = ReplicaState(Replica("a"))
     for id_ in (0, 1):
         member.open(lease(id_), 10.0)
-    assert [member.pending_ms(now_s) for now_s in (10.0, 10.05, 10.1, 99.0)] == pytest.approx([200, 150, 100, 100])
+    assert [member.queue.pending_ms(now_s) for now_s in (10.0, 10.05, 10.1, 99.0)] == pytest.approx(
+        [200, 150, 100, 100]
+    )
     member.on_first_token(member.leases[0], 99.0)
-    assert member.pending_ms(99.0) == pytest.approx(100.0)
+    assert member.queue.pending_ms(99.0) == pytest.approx(100.0)
 
 
 def test_an_answer_that_does_not_stream_leaves_on_time() -> None:
@@ -121,8 +122,8 @@ def test_an_answer_that_does_not_stream_leaves_on_time() -> None:
     member = ReplicaState(Replica("a"))
     for id_ in (0, 1):
         member.open(lease(id_, streams=False), 0.0)
-    assert member.pending_ms(0.15) == pytest.approx(50.0)
-    assert member.pending_ms(0.25) == 0.0
+    assert member.queue.pending_ms(0.15) == pytest.approx(50.0)
+    assert member.queue.pending_ms(0.25) == 0.0
 
 
 def test_service_time_is_without_the_queue() -> None:
@@ -133,8 +134,8 @@ def test_service_time_is_without_the_queue() -> None:
     member.open(second, 1.0)
     member.on_first_token(first, 1.3)
     member.on_first_token(second, 1.4)
-    assert first.service_ms == pytest.approx(300.0)
-    assert second.service_ms == pytest.approx(100.0)
+    assert first.measurements.service_ms == pytest.approx(300.0)
+    assert second.measurements.service_ms == pytest.approx(100.0)
 
 
 def test_a_batch_takes_its_time_once() -> None:
@@ -146,7 +147,7 @@ def test_a_batch_takes_its_time_once() -> None:
         member.open(each, each.placed_s)
     for n, now_s in ((1, 1.5), (2, 1.502), (0, 1.502), (4, 1.504), (3, 1.6)):
         member.on_first_token(leases[n], now_s)
-    assert [each.service_ms for each in leases] == pytest.approx([502 / 6, 502 / 3, 502 / 2, 96.0, 1.0])
+    assert [each.measurements.service_ms for each in leases] == pytest.approx([502 / 6, 502 / 3, 502 / 2, 96.0, 1.0])
 
 
 def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
@@ -160,10 +161,10 @@ def test_what_the_engine_computed_is_a_part_of_the_batch() -> None:
         member.open(each, 0.0)
     for each in (miss, other):
         member.on_first_token(each, 1.0)
-    assert miss.service_ms == other.service_ms == pytest.approx(500.0)
+    assert miss.measurements.service_ms == other.measurements.service_ms == pytest.approx(500.0)
     for each, tokens in ((miss, 9_000), (other, 1_000)):
-        member.learn(each, Outcome(EndReason.OK, Usage(tokens, 5, 0)), 2.0)
-    assert (miss.service_ms, other.service_ms) == pytest.approx((900.0, 100.0))
+        learn(member, each, Outcome(EndReason.OK, Usage(tokens, 5, 0)), 2.0)
+    assert (miss.measurements.service_ms, other.measurements.service_ms) == pytest.approx((900.0, 100.0))
     assert member.prefill_model.ms(9_000, 0) == pytest.approx(900.0, rel=0.1)
 
 
@@ -174,8 +175,8 @@ def test_prompts_of_no_known_size_have_no_service_time() -> None:
     member, empty = fleet.members["a"], lease(0, tokens=0)
     member.open(empty, 0.0)
     member.on_first_token(empty, 0.4)
-    member.learn(empty, Outcome(EndReason.OK, None), 1.0)
-    assert empty.service_ms is None
+    learn(member, empty, Outcome(EndReason.OK, None), 1.0)
+    assert empty.measurements.service_ms is None
     assert (fleet.means.common.shorts, fleet.means.common.prefill.observations) == (0, 0)
 
 
@@ -199,7 +200,7 @@ def test_what_was_served_is_the_time_it_took(batches: list[list[int]], rng: Rand
             now_s += 1e-6
     for batch in placed:
         for each in batch:
-            assert each.service_ms == pytest.approx(each.uncached_tokens, rel=1e-3)
+            assert each.measurements.service_ms == pytest.approx(each.uncached_tokens, rel=1e-3)
 
 
 def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
@@ -214,7 +215,7 @@ def test_the_fastest_in_a_batch_is_not_the_fastest() -> None:
     for each in pair:
         member.on_first_token(each, 0.4)
     for each in reversed(pair):
-        member.learn(each, Outcome(EndReason.OK, usage), 1.0)
+        learn(member, each, Outcome(EndReason.OK, usage), 1.0)
         assert member.prefill_model.ms(2_000, 0) == pytest.approx(200.0, rel=0.1)
 
 
@@ -264,9 +265,9 @@ def test_a_replica_speaks_for_itself_once_it_has_answered() -> None:
     fleet = Fleet()
     fleet.replace([Replica("a"), Replica("b")])
     slow, usage = lease(0, tokens=8_000), Usage(10_000, 5, 2_000)
-    slow.batch, slow.batch_tokens = PrefillBatch(0.0, 0.0, 8.0, 8_000), 8_000
+    slow.measurements.batch, slow.measurements.batch_tokens = PrefillBatch(0.0, 0.0, 8.0, 8_000), 8_000
     for n in range(30):
-        fleet.members["a"].learn(slow, Outcome(EndReason.OK, usage), float(n))
+        learn(fleet.members["a"], slow, Outcome(EndReason.OK, usage), float(n))
     own, others = fleet.members["a"].prefill_model, fleet.members["b"].prefill_model
     assert own.ms(8_000, 2_000) == pytest.approx(8_000, rel=0.1)
     assert others == fleet.means.common.prefill.model
@@ -278,7 +279,7 @@ def probed(member: ReplicaState, sent_tokens: int, seen_total: float) -> float:
     """Send a request, let the engine count, and say what our share is now."""
     member.open(lease(len(member.leases), tokens=sent_tokens), 0.0)
     member.observe_load(Load(prompt_tokens_total=seen_total))
-    return member.share
+    return member.counters.share
 
 
 def test_our_share_of_a_replica_is_learned() -> None:
@@ -297,7 +298,7 @@ def test_a_restarted_or_silent_engine_teaches_no_share() -> None:
     member = ReplicaState(Replica("a"))
     for total in (10_000_000.0, 5.0, None, 20_000_000.0):
         member.observe_load(Load(prompt_tokens_total=total))
-    assert (member.share, member.engine_prompt_tokens) == (1.0, 0.0)
+    assert (member.counters.share, member.counters.engine_prompt_tokens) == (1.0, 0.0)
 
 
 def test_foreign_load_is_the_mean_of_the_last_probes() -> None:
@@ -309,7 +310,7 @@ def test_foreign_load_is_the_mean_of_the_last_probes() -> None:
     seen = []
     for waiting in (2, 3, 9, 9, 9, 3, None, None):
         member.observe_load(Load(waiting=waiting))
-        seen.append(member.untracked_waiting)
+        seen.append(member.counters.untracked_waiting)
     assert seen == [0, 0, 2, 4, 6, 4, 2, 0]
 
 

@@ -66,7 +66,7 @@ class Lives(RuleBasedStateMachine):
             self.lives[id_] = self.count
             member = self.world.router.fleet.members[id_]
             assert not member.health.fit
-            assert not member.prefill_factor.is_known
+            assert not member.own_speed.prefill_factor.is_known
         stay = instances.keys() - set(joined)
         known = {id_: instances[id_] or self.instances[id_] for id_ in stay}
         self.instances = dict(instances) | known
@@ -91,7 +91,7 @@ class Lives(RuleBasedStateMachine):
             if not self.used[self.lives[candidate.id]]:
                 assert (candidate.cached_tokens, candidate.in_flight, blocks[candidate.id]) == (0, 0, 0)
         life = self.lives[lease.replica]
-        assert not lease.credited_tokens or self.used[life]
+        assert not lease.prompt.credited_tokens or self.used[life]
         self.used[life] += 1
         self.open.append((lease, life))
 
@@ -122,10 +122,12 @@ class Lives(RuleBasedStateMachine):
         for id_, member in members.items():
             own = {lease.id: lease for lease, life in self.open if life == self.lives[id_]}
             assert member.leases.keys() == own.keys()
-            assert member.live.own_tokens == sum(lease.unshared_tokens for lease in own.values())
-            assert bool(member.live.blocks) == any(shared_prefix_marks(len(lease.keys)) for lease in own.values())
+            assert member.work.kv.own_tokens == sum(lease.prompt.unshared_tokens for lease in own.values())
+            assert bool(member.work.kv.blocks) == any(
+                shared_prefix_marks(len(lease.prompt.keys)) for lease in own.values()
+            )
             if not own:
-                assert member.pending_ms(self.world.now_s) == 0.0
+                assert member.queue.pending_ms(self.world.now_s) == 0.0
         assert self.world.router.index.holders.keys() == members.keys()
         assert self.world.router.knowledge._known.keys() <= members.keys()
         assert self.world.router.fleet.restricted.keys() <= members.keys()
@@ -150,11 +152,11 @@ def test_another_engine_holds_nothing(question: str) -> None:
     for instance in ("", "uid-1", "", "uid-1"):
         world.router.replace([Replica("a", instance, name=f"ns/{instance}")])
         lease = world.place(again)
-        assert lease.credited_tokens > 0 or lease.cached_tokens > 0
+        assert lease.prompt.credited_tokens > 0 or lease.cached_tokens > 0
         world.finish(lease, EndReason.FAILED)
     renewed(world, Replica("a", "uid-2"))
     lease = world.place(again)
-    assert (lease.cached_tokens, lease.credited_tokens) == (0, 0)
+    assert (lease.cached_tokens, lease.prompt.credited_tokens) == (0, 0)
     assert world.router.fleet.members["a"].replica == Replica("a", "uid-2")
 
 
@@ -164,7 +166,7 @@ def test_a_restart_in_place_holds_no_answer_either() -> None:
     world.router.observations.observe_load("a", Load(prompt_tokens_total=1_000.0))
     world.serve(chat(SHORT), output_tokens=600)
     world.router.observations.observe_load("a", Load(prompt_tokens_total=1.0))
-    assert world.place(again).credited_tokens == 0
+    assert world.place(again).prompt.credited_tokens == 0
 
 
 def test_another_engine_says_for_itself_what_it_holds() -> None:

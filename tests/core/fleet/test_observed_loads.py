@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.fleet.member import FOREIGN_PROBES
+from router.core.fleet.engine_counters import FOREIGN_PROBES
 from router.core.kv_events.batch_decoder import Stored
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -54,8 +54,8 @@ def test_pages_of_several_processes_cost_no_knowledge() -> None:
             world.serve(ask)
             held = world.depth(ask, "a")
     assert world.depth(ask, "a") == held > 0
-    assert member.page_source.several
-    assert (member.page_source.restarts, member.share, member.has_moving_counters) == (1, 1.0, False)
+    assert member.counters.page_source.several
+    assert (member.counters.page_source.restarts, member.counters.share, member.counters.are_moving) == (1, 1.0, False)
     assert member.load.prompt_tokens_total is None
     assert told == ["a"]
 
@@ -99,6 +99,6 @@ def test_a_deferred_request_is_not_foreign_work() -> None:
     member = world.router.fleet.members["a"]
     for _ in range(FOREIGN_PROBES):
         world.router.observations.observe_load("a", Load(running=1, waiting=2, deferred=473), world.now_s)
-    assert member.untracked_waiting == 2.0
-    assert member.others_max is not None
-    assert member.others_max >= 476  # the engine has them, so other routers may have sent them
+    assert member.counters.untracked_waiting == 2.0
+    assert member.counters.others_max is not None
+    assert member.counters.others_max >= 476  # the engine has them, so other routers may have sent them

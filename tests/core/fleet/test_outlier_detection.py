@@ -9,7 +9,7 @@ import pytest
 
 from router.core.fleet import outlier_detection as pace
 from router.core.fleet.breaker import Cause
-from router.core.fleet.lease import TtftSample
+from router.core.fleet.evidence import TtftSample
 from router.core.placement.placement_request import PlacementRequest
 from router.core.types.requests import RequestSpec
 from tests.core.fleet.simulated import Engine, World
@@ -106,10 +106,10 @@ def test_peers_are_compared_in_the_same_span(peer_s: float, queued: bool, slow: 
     router = World(fleet(2)).router
     member, peer = router.fleet.members.values()
     for n in range(8):
-        member.timed.append(TtftSample(100.0 + n, 1_000.0, False, 100.0))
-        peer.timed.append(TtftSample(peer_s + n, 100.0, queued, 100.0))
+        member.evidence.timed.append(TtftSample(100.0 + n, 1_000.0, False, 100.0))
+        peer.evidence.timed.append(TtftSample(peer_s + n, 100.0, queued, 100.0))
     lease = router.route(PlacementRequest(RequestSpec("m", stream=True), "m", None, "k"), 100.0, only=member.id)
-    lease.own_ms, lease.first_token_s = 1_000.0, 109.0
+    lease.measurements.own_ms, lease.first_token_s = 1_000.0, 109.0
     assert pace.observe(router.fleet, member, lease, 1_000, 0) is slow
 
 
@@ -128,11 +128,11 @@ def answers(count: int, took_ms: list[float], *, expected_ms: float = 40.0) -> i
             return super().__iter__()
 
     for peer in peers:
-        peer.timed = Asked([TtftSample(100.0 + n, 40.0, False, 40.0) for n in range(8)], maxlen=8)
+        peer.evidence.timed = Asked([TtftSample(100.0 + n, 40.0, False, 40.0) for n in range(8)], maxlen=8)
     for n, each_ms in enumerate(took_ms):
-        member.timed.append(TtftSample(100.0 + n, each_ms, False, expected_ms))
+        member.evidence.timed.append(TtftSample(100.0 + n, each_ms, False, expected_ms))
     lease = router.route(PlacementRequest(RequestSpec("m", stream=True), "m", None, "k"), 100.0, only=member.id)
-    lease.own_ms, lease.first_token_s = took_ms[-1], 109.0
+    lease.measurements.own_ms, lease.first_token_s = took_ms[-1], 109.0
     assert pace.observe(router.fleet, member, lease, 1_000, 0) is (min(took_ms) > 300)
     return asked
 

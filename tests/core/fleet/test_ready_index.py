@@ -153,7 +153,7 @@ def test_who_has_learned_is_not_asked_how_slow_it_looks() -> None:
     def spent(count: int) -> int:
         fleet = served_by(count, 1)
         for member in fleet.members.values():
-            member.prefill_factor.observe(100.0, fleet.means.common.prefill.model.ms(2_000, 0), 0.0)
+            member.own_speed.prefill_factor.observe(100.0, fleet.means.common.prefill.model.ms(2_000, 0), 0.0)
         assert fleet.slowness(1.0) == {}
         return steps(lambda: fleet.slowness(2.0))
 
@@ -175,9 +175,9 @@ def test_who_serves_another_model_has_its_speed_to_learn_again() -> None:
     of its speed is gone."""
     fleet = served_by(2, 1)
     for member in fleet.members.values():
-        member.prefill_factor.observe(100.0, fleet.means.common.prefill.model.ms(2_000, 0), 0.0)
+        member.own_speed.prefill_factor.observe(100.0, fleet.means.common.prefill.model.ms(2_000, 0), 0.0)
     assert fleet.slowness(1.0) == {}
     assert not fleet.unlearned.members
     changed = next(iter(fleet.members.values()))
     assert fleet.observe_models(changed, [ServedModel("another")])
-    assert (changed.prefill_factor.observations, list(fleet.unlearned.members)) == (0, [changed.id])
+    assert (changed.own_speed.prefill_factor.observations, list(fleet.unlearned.members)) == (0, [changed.id])

@@ -234,7 +234,7 @@ def test_a_long_prefill_beside_short_prompts() -> None:
     for _ in range(200):
         world.send(50, only="http://1")
         world.run(1.0)
-    assert world.router.fleet.members["http://1"].on_time_s > world.now_s - 5
+    assert world.router.fleet.members["http://1"].evidence.on_time_s > world.now_s - 5
     assert (world.opened, world.moved) == ([], 0)
 
 
@@ -272,8 +272,8 @@ def test_slices_find_whom_a_whole_look_finds() -> None:
     """With a peer on time everybody else is stuck, in whatever slices; who left between two of them is passed over."""
     whole, sliced = waiting(100), waiting(100)
     for router in (whole, sliced):
-        router.fleet.members["http://42"].on_time_s = 104.9
-        router.fleet.members["http://42"].alive_s = 104.9
+        router.fleet.members["http://42"].evidence.on_time_s = 104.9
+        router.fleet.members["http://42"].evidence.alive_s = 104.9
     found, left = list[str](), {f"http://{n}" for n in range(100) if n % 10 == 0}
     looks = sliced.scan_for_stalls(105.0)
     found += next(looks)
@@ -298,9 +298,9 @@ def test_peers_are_those_with_a_model_in_common(members: list[tuple[set[str], bo
     for (names, fit, on_time), member in zip(members, fleet.members.values(), strict=True):
         fleet.observe_models(member, [ServedModel(name) for name in names])
         fleet.observe_health(member.id, fit)
-        member.on_time_s = float(on_time)
+        member.evidence.on_time_s = float(on_time)
     looked = PeerProgress(fleet)
     for member in fleet.members.values():
         peers = [m for m in fleet.usable() if m is not member and not m.models.keys().isdisjoint(member.models)]
         assert looked.any(member) is bool(peers)
-        assert looked.on_time(member, since) is any(m.on_time_s >= since for m in peers)
+        assert looked.on_time(member, since) is any(m.evidence.on_time_s >= since for m in peers)

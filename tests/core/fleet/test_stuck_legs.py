@@ -24,7 +24,7 @@ def silent(handshake: KvConnector, *hung: str) -> tuple[PairedFleet, dict[str, C
         fleet.now_s += 1.0
         for name in set("pqde") - set(hung):
             fleet.router.observations.alive(name, fleet.now_s)
-            fleet.router.fleet.members[name].on_time_s = fleet.now_s
+            fleet.router.fleet.members[name].evidence.on_time_s = fleet.now_s
         for _ in fleet.router.scan_for_stalls(fleet.now_s):
             pass
     members = fleet.router.fleet.members
@@ -41,7 +41,7 @@ def test_hung_decoders_are_not_their_prefill_replicas_fault(handshake: KvConnect
     for id_, prefill in list(fleet.router.disaggregator.pairs.open.items()):
         lease = next(m.leases[id_] for m in fleet.router.fleet.members.values() if id_ in m.leases)
         fleet.finish(lease, EndReason.CLIENT_LEFT)
-        assert fleet.router.fleet.members[prefill.replica].late_disconnects == 0
+        assert fleet.router.fleet.members[prefill.replica].evidence.late_disconnects == 0
     assert not fleet.router.disaggregator.pairs.decoders
 
 
@@ -90,7 +90,7 @@ def test_a_decoder_of_sglangs_that_hangs_is_found(streams: bool) -> None:
         fleet.now_s += 1.0
         for name in set("pqde") - {hung}:
             fleet.router.observations.alive(name, fleet.now_s)
-            members[name].on_time_s = fleet.now_s
+            members[name].evidence.on_time_s = fleet.now_s
         for _ in fleet.router.scan_for_stalls(fleet.now_s):
             pass
     assert {name for name in "pqde" if members[name].breaker.backoff_s} == {hung}

@@ -83,7 +83,7 @@ def test_a_conversation_goes_home_through_another_router() -> None:
     ask = RequestSpec(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=answered), stream=True)
     turn = routers.router("b").route(PlacementRequest(ask, MODEL, chain, "1"), 5.0)
     assert turn.replica == lease.replica
-    assert turn.credited_tokens > 300
+    assert turn.prompt.credited_tokens > 300
     routers.tell_all(5.1)
     blocks = [len(routers.router(name).index.holders[lease.replica].owner) for name in ("a", "b", "c")]
     assert len(set(blocks)) == 1, "the answer is counted as part of the prompt by all, and no more by itself"

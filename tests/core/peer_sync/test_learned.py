@@ -104,14 +104,14 @@ def test_the_speed_of_a_replica_is_learned_together() -> None:
     for n in range(3):
         routers.tell("a", "b", 1_300.0 + n, 1_300.0 + n)
     seen, told = routers.member("a", slow), routers.member("b", slow)
-    assert told.prefill_factor.value == pytest.approx(seen.prefill_factor.value)
-    assert told.prefill_factor.value > 1.5
-    assert told.prefill_factor.observations == 0
+    assert told.own_speed.prefill_factor.value == pytest.approx(seen.own_speed.prefill_factor.value)
+    assert told.own_speed.prefill_factor.value > 1.5
+    assert told.own_speed.prefill_factor.observations == 0
     by_kind = [routers.member("b", id_).prefill_model.ms(8_000, 0) for id_ in (usual, slow)]
     assert by_kind == pytest.approx([8_000 * MS_PER_TOKEN, 8_000 * 4 * MS_PER_TOKEN], rel=0.2)
     routers["b"].forget("a", 1_310.0)
     assert told.prefill_model is told.speeds.prefill.model
-    assert not told.prefill_factor.is_known
+    assert not told.own_speed.prefill_factor.is_known
 
 
 def test_a_replica_s_speed_is_in_a_message_once_a_second() -> None:
@@ -122,7 +122,7 @@ def test_a_replica_s_speed_is_in_a_message_once_a_second() -> None:
         _teach(routers, name, 5, only=routers.ids[1], ms_per_token=4 * MS_PER_TOKEN, begin_s=200.0)
     said = [each for n in range(12) if (each := routers["a"].say(500.0 + 0.25 * n)) is not None]
     assert sum(bool(_fits(message)) for message in said) == 3
-    there = routers.member("b", routers.ids[1]).prefill_factor
+    there = routers.member("b", routers.ids[1]).own_speed.prefill_factor
     routers.hear("a", "b", said[0], 500.0)
     of_one = there.value
     assert of_one > 1
@@ -146,8 +146,8 @@ def test_a_speed_that_is_no_number_is_a_bad_message(number: float) -> None:
     ):
         with pytest.raises(BadMessage):
             take_fits("x", member, SharedFits(0, prefill, steps))
-    assert not member.prefill_factor.is_known
-    assert not member.step_factor.is_known
+    assert not member.own_speed.prefill_factor.is_known
+    assert not member.own_speed.step_factor.is_known
 
 
 def _fits(message: bytes) -> list[SharedFits]:

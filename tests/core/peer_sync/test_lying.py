@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from router.core.fleet.engine_counters import UNCOUNTED_MAX
 from router.core.fleet.lease import Lease
-from router.core.fleet.member import UNCOUNTED_MAX
 from router.core.peer_sync.cache_epochs import number_of
 from router.core.peer_sync.limits import SharingLimits
 from router.core.peer_sync.messages import (
@@ -52,7 +52,7 @@ def test_a_message_that_takes_long_to_hear_is_heard_in_part() -> None:
     with pytest.raises(BadMessage):
         routers.hear("x", "b", message(routers, placements=placements(routers, NEWS_MAX + 1, 1)), 1.0)
     routers.hear("x", "b", message(routers, placements=placements(routers, NEWS_MAX, 100)), 1.0)
-    live = routers.member("b", routers.ids[0]).live
+    live = routers.member("b", routers.ids[0]).work.kv
     assert 0 < live.own_tokens <= MOST // (100 + LIMITS.placement_keys) + 1
     assert routers["b"].long == 1
     before = live.own_tokens
@@ -74,7 +74,7 @@ def test_one_prompt_may_be_long() -> None:
     """The first prompt of a message is taken whatever its length, as routers of ours say them."""
     routers = Several("b", "c")
     routers.hear("x", "b", message(routers, placements=placements(routers, 1, MOST * 2)), 1.0)
-    assert routers.member("b", routers.ids[0]).live.own_tokens == 1
+    assert routers.member("b", routers.ids[0]).work.kv.own_tokens == 1
     assert not routers["b"].long
 
 

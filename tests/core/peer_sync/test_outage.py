@@ -28,18 +28,18 @@ def test_what_others_sent_during_an_outage_is_not_foreign() -> None:
     routers.place("a", prompt_tokens=100_000, now_s=1.0)
     routers.tell_all(1.0)
     probed(routers, "b", id_, 100_001, 1.1)
-    assert member.known_share == 1.0
+    assert member.counters.known_share == 1.0
 
     routers["b"].on_disconnected(2.0)
     for n in range(4):
         routers.place("a", prompt_tokens=100_000, now_s=2.0 + n / 10)
     probed(routers, "b", id_, 500_001, 3.0)
-    assert member.known_share < 0.3
+    assert member.counters.known_share < 0.3
     assert index.capacity(id_) < 0.3 * whole
 
     routers.restore("a", "b", 4.0)
     probed(routers, "b", id_, 500_002, 4.1)
-    assert member.known_share == 1.0
+    assert member.counters.known_share == 1.0
     assert index.capacity(id_) == pytest.approx(whole, rel=0.05)
 
 
@@ -50,12 +50,12 @@ def test_another_process_counts_from_the_beginning() -> None:
     routers.tell_all(0.6)
     routers.place("a", prompt_tokens=100_000, now_s=1.0)
     routers.tell_all(1.0)
-    told = routers.member("b", id_).peer_prompt_tokens
+    told = routers.member("b", id_).counters.peer_prompt_tokens
     routers["b"].on_disconnected(2.0)
     routers.begin_anew("a", 3.0)
     routers.place("a", prompt_tokens=8_000, now_s=3.0)
     routers.tell("a", "b", 4.0, 4.0)
-    assert told <= routers.member("b", id_).peer_prompt_tokens <= told + 8_000
+    assert told <= routers.member("b", id_).counters.peer_prompt_tokens <= told + 8_000
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -135,7 +135,7 @@ class Routers(RuleBasedStateMachine):
             here, there = self.routers.member(teller, id_), self.routers.member(hearer, id_)
             sums = there.others.get_load(teller)
             assert sums.open == len(here.leases)
-            assert sums.context_tokens == here.context_tokens
+            assert sums.context_tokens == here.work.context_tokens
             assert sums.waiting == here.queue.count_waiting()
             assert sums.waiting_ms == pytest.approx(here.queue.waiting_ms(), abs=1)
 
@@ -171,7 +171,7 @@ class Routers(RuleBasedStateMachine):
             for id_ in self.routers.ids:
                 member = self.routers.member(name, id_)
                 assert (member.open_leases, member.others.waiting_ms, member.others.context_tokens) == (0, 0, 0)
-                assert (member.live.unshared_blocks, member.live.own_tokens, member.live.blocks) == (0, 0, 0)
+                assert (member.work.kv.unshared_blocks, member.work.kv.own_tokens, member.work.kv.blocks) == (0, 0, 0)
                 assert not self.routers.router(name).index.holders[id_].pins
                 assert not self.routers.router(name).index.holders[id_].unproven
 

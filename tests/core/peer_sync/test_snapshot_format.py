@@ -134,9 +134,9 @@ def test_speeds_and_sizes_are_as_before() -> None:
     restored(after, told(before, 60.0), 100.0)
     was, now = several.member("before", id_), several.member("after", id_)
     assert now.prefill_model.ms(6_000, 0) == pytest.approx(was.prefill_model.ms(6_000, 0), rel=0.1)
-    assert now.prefill_factor.observations == was.prefill_factor.observations > 20
-    assert now.prefill_factor.value == was.prefill_factor.value
-    assert now.step_factor.value == was.step_factor.value
+    assert now.own_speed.prefill_factor.observations == was.own_speed.prefill_factor.observations > 20
+    assert now.own_speed.prefill_factor.value == was.own_speed.prefill_factor.value
+    assert now.own_speed.step_factor.value == was.own_speed.step_factor.value
     assert now.speeds.mean_answer_tokens == was.speeds.mean_answer_tokens
     assert after.models.tokens("m").bytes_per_token == before.models.tokens("m").bytes_per_token
     assert after.reuse.counts == before.reuse.counts

@@ -34,7 +34,7 @@ def test_both_legs_are_told(seen: bool) -> None:
     assert (first.others.open, first.others.waiting) == (1, 1)
     assert first.others.waiting_ms == int(leg.uncached_ms)
     assert (second.others.open, second.others.waiting, second.others.waiting_ms) == (5, 1, 0)
-    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
+    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.prompt.keys)
     computed = first.others.computed_tokens, second.others.computed_tokens
     if seen:
         fleet.prefilled(lease)
@@ -49,7 +49,7 @@ def test_both_legs_are_told(seen: bool) -> None:
     tell()
     for member in members.values():
         assert (member.others.open, member.others.waiting_ms, member.others.context_tokens) == (0, 0, 0)
-    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
+    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.prompt.keys)
     assert other.idle()
 
 
@@ -70,5 +70,5 @@ def test_what_became_of_a_prefill_is_told(alone: bool) -> None:
         if (message := ours.say(fleet.now_s)) is not None:
             theirs.hear("ours", message, 0.0, fleet.now_s)
     told, truth = (each.router.fleet.members[lease.replica] for each in (other, fleet))
-    assert (told.others.decoding, told.others.waiting) == (truth.decoding, truth.queue.count_waiting())
+    assert (told.others.decoding, told.others.waiting) == (truth.work.decoding, truth.queue.count_waiting())
     assert bool(told.others.waiting_ms) is alone

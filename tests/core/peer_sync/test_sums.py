@@ -17,8 +17,8 @@ def test_others_see_what_one_router_has_open() -> None:
     routers.tell_all(1.0)
     here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
     assert there.open_leases == 1
-    assert there.others.context_tokens == here.context_tokens == lease.prompt_tokens
-    assert there.wait_ms(1.0) == pytest.approx(here.pending_ms(1.0), abs=1)
+    assert there.others.context_tokens == here.work.context_tokens == lease.prompt_tokens
+    assert there.wait_ms(1.0) == pytest.approx(here.queue.pending_ms(1.0), abs=1)
 
 
 def test_the_work_of_others_fades_as_ours_does() -> None:
@@ -29,7 +29,7 @@ def test_the_work_of_others_fades_as_ours_does() -> None:
     routers.tell_all(1.0)
     for at_s in (1.1, 1.5, 2.0, 9.0):
         here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
-        assert there.wait_ms(at_s) == pytest.approx(here.pending_ms(at_s), abs=2)
+        assert there.wait_ms(at_s) == pytest.approx(here.queue.pending_ms(at_s), abs=2)
 
 
 def test_what_has_ended_is_gone_with_the_next_message() -> None:

@@ -137,13 +137,13 @@ class PairedFleet:
             m.leases
             or m.queue.count_waiting()
             or m.queue.computing
-            or m.decoding
-            or m.context_tokens
+            or m.work.decoding
+            or m.work.context_tokens
             or m.clock.streams
-            or m.live.own_tokens
-            or m.live.unshared_blocks
-            or m.waiting_for_kv
-            or m.awaiting_transfer
-            or m.pending_ms(self.now_s)
+            or m.work.kv.own_tokens
+            or m.work.kv.unshared_blocks
+            or m.work.waiting_for_kv
+            or m.work.awaiting_transfer
+            or m.queue.pending_ms(self.now_s)
             for m in members
         )

@@ -92,4 +92,6 @@ class World:
     def in_use(self) -> list[tuple[int, int, float]]:
         """Leases, what they keep in the KV pool (blocks and tokens) and pending work of every replica."""
         members = self.router.fleet.members.values()
-        return [(len(m.leases), m.live.blocks + m.live.own_tokens, m.pending_ms(self.now_s)) for m in members]
+        return [
+            (len(m.leases), m.work.kv.blocks + m.work.kv.own_tokens, m.queue.pending_ms(self.now_s)) for m in members
+        ]

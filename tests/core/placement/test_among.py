@@ -83,4 +83,4 @@ def test_an_answer_that_goes_past_is_graded_and_not_waited_for() -> None:
     assert seen.receipt.grade is Confidence.ESTIMATED
     member = router.fleet.member(name)
     assert member is not None
-    assert member.unobserved_responses == 1
+    assert member.evidence.unobserved_responses == 1

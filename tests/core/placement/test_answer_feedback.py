@@ -30,7 +30,7 @@ def test_an_answer_is_credited_when_a_prompt_quotes_it() -> None:
     lease = world.place(chat(LONG, answer, "why?"))
     assert lease.replica == home
     assert lease.prompt_tokens - lease.cached_tokens < 2 * BLOCK_TOKENS
-    assert lease.credited_tokens == pytest.approx(4_000, abs=BLOCK_TOKENS)
+    assert lease.prompt.credited_tokens == pytest.approx(4_000, abs=BLOCK_TOKENS)
 
 
 def test_no_more_is_credited_than_was_generated() -> None:
@@ -55,7 +55,9 @@ def test_an_answer_without_usage_counts_its_events() -> None:
     world = World("a")
     lease = world.place(chat(LONG))
     world.finish(lease, events=4_000)
-    assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens == pytest.approx(4_000, abs=BLOCK_TOKENS)
+    assert world.place(chat(LONG, words(2, 4_000), "why?")).prompt.credited_tokens == pytest.approx(
+        4_000, abs=BLOCK_TOKENS
+    )
 
 
 def test_credit_needs_the_prompt_to_be_there_still() -> None:
@@ -67,7 +69,7 @@ def test_credit_needs_the_prompt_to_be_there_still() -> None:
     world = World("ab")
     home = world.serve(chat(LONG), output_tokens=4_000).replica
     world.router.replace([Replica(id_) for id_ in "ab" if id_ != home])
-    assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens == 0
+    assert world.place(chat(LONG, words(2, 4_000), "why?")).prompt.credited_tokens == 0
 
 
 def test_credit_is_dropped_where_engines_disagree() -> None:
@@ -79,11 +81,11 @@ def test_credit_is_dropped_where_engines_disagree() -> None:
         question = words(10 + n, 2_000)
         world.serve(chat(question), output_tokens=1_000)
         lease = world.serve(chat(question, words(50 + n, 1_000), "why?"), cached_tokens=1_984)
-        credited.append(lease.credited_tokens > 0)
+        credited.append(lease.prompt.credited_tokens > 0)
     assert credited[0]
     assert not credited[-1]
     world.serve(chat(LONG), output_tokens=1_000, model="other")
-    assert world.place(chat(LONG, words(2, 1_000), "why?"), model="other").credited_tokens > 0
+    assert world.place(chat(LONG, words(2, 1_000), "why?"), model="other").prompt.credited_tokens > 0
 
 
 def test_bytes_per_token_are_learned() -> None:
@@ -104,7 +106,7 @@ def test_pictures_say_nothing_of_bytes_per_token() -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": picture}]}
     lease = world.place(OPENAI.parse(CHAT, json.dumps(body).encode()))
     world.finish(lease, usage=Usage(5, 1))
-    assert lease.opaque_bytes == OPAQUE_BYTES
+    assert lease.prompt.opaque_bytes == OPAQUE_BYTES
     assert world.router.models.tokens(MODEL).bytes_per_token == 4.0
 
 
@@ -176,7 +178,7 @@ def test_a_lease_is_learned_from_once() -> None:
     world.finish(lease, usage=Usage(1_000_000, 1))
     speeds = fleet.means.common
     assert learned == (world.router.models.tokens(MODEL).bytes_per_token, speeds.mean_open_ms, speeds.prefill.model)
-    assert world.place(chat(LONG, words(2, 4_000), "why?")).credited_tokens > 3_000
+    assert world.place(chat(LONG, words(2, 4_000), "why?")).prompt.credited_tokens > 3_000
 
 
 def test_capacity_is_the_engines() -> None:

@@ -62,8 +62,8 @@ def test_the_only_router_is_alone_whatever_an_image_has() -> None:
     """Its share of a replica's prompts is by what answers say; too short a guess does not look like another router."""
     world = served([seen(n) for n in range(60)])
     member = world.router.fleet.members["a"]
-    assert member.engine_prompt_tokens > 50_000
-    assert member.share == 1.0
+    assert member.counters.engine_prompt_tokens > 50_000
+    assert member.counters.share == 1.0
 
 
 def test_long_answers_count_once_in_the_share() -> None:
@@ -81,7 +81,9 @@ def test_long_answers_count_once_in_the_share() -> None:
             world.finish(held.pop(0), usage=Usage(1_000, 10))
     member = world.router.fleet.members["a"]
     under_way = sum(lease.prompt_tokens - 1_000 for lease in held)
-    assert (member.sent_prompt_tokens - under_way) / member.engine_prompt_tokens == pytest.approx(0.5, abs=0.1)
+    assert (member.counters.sent_prompt_tokens - under_way) / member.counters.engine_prompt_tokens == pytest.approx(
+        0.5, abs=0.1
+    )
 
 
 @pytest.mark.long

@@ -161,7 +161,7 @@ def test_pulls_are_learned_for_each_pair() -> None:
     for to, truth in truths.items():
         learned = pulls.model("a", to, members[to].speeds.loads)
         assert learned.ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
-        assert members[to].prefill_factor.observations == 0
+        assert members[to].own_speed.prefill_factor.observations == 0
 
 
 def test_a_pull_that_brought_nothing_teaches_nothing() -> None:

@@ -45,7 +45,7 @@ def test_those_that_tell_most_are_kept(found: list[tuple[int, int, int]], which:
 def held_bytes(lease: Lease) -> int:
     """Bytes of what is reachable from a lease, less what is there anyway: names of replicas and models, small numbers,
     and the keys themselves, which the index has."""
-    seen, todo, size = set(map(id, lease.keys)), [lease], 0
+    seen, todo, size = set(map(id, lease.prompt.keys)), [lease], 0
     while todo:
         each: Any = todo.pop()
         if id(each) in seen or each is None or isinstance(each, (str, type)) or each in range(-5, 257):

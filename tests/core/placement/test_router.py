@@ -263,14 +263,19 @@ def test_a_prompt_of_token_ids_is_sized_exactly() -> None:
         0,
         7 * block_keys.BLOCK_BYTES // 4,
     )
-    assert again.text_bytes == 0
+    assert again.prompt.text_bytes == 0
 
 
 def test_an_unknown_prompt_is_sized_by_its_body() -> None:
     """Nothing is matched and nothing remembered; the work still counts."""
     world = World("ab")
     lease = world.place(RequestSpec(MODEL, output_tokens_max=7), body_tokens=2_000)
-    assert (lease.prompt_tokens, lease.keys, lease.end_key, lease.unshared_tokens) == (2_000, [], None, 2_000)
+    assert (lease.prompt_tokens, lease.prompt.keys, lease.prompt.end_key, lease.prompt.unshared_tokens) == (
+        2_000,
+        [],
+        None,
+        2_000,
+    )
     world.finish(lease, events=5)
     assert world.router.index.keys == len(world.router.answers) == 0
     assert world.in_use()[0][1] + world.in_use()[1][1] == 0

@@ -34,8 +34,8 @@ def test_a_long_prompt_is_prefilled_where_it_interrupts_nobody() -> None:
     assert lease.expected_ms == pytest.approx(leg.uncached_ms + leg.transfer_ms)
     prefill = fleet.router.disaggregator.pairs.open[lease.id]
     assert (prefill.id, prefill.role, lease.role) == (leg.lease, "prefill", "decode")
-    assert fleet.router.fleet.members[leg.replica].pending_ms(fleet.now_s) == pytest.approx(leg.uncached_ms)
-    assert fleet.router.fleet.members[lease.replica].pending_ms(fleet.now_s) == 0.0
+    assert fleet.router.fleet.members[leg.replica].queue.pending_ms(fleet.now_s) == pytest.approx(leg.uncached_ms)
+    assert fleet.router.fleet.members[lease.replica].queue.pending_ms(fleet.now_s) == 0.0
 
 
 def test_one_leg_where_nothing_is_won() -> None:
@@ -100,7 +100,7 @@ def test_both_caches_hold_the_prompt_afterwards() -> None:
     lease = fleet.serve()
     leg = lease.receipt.leg
     assert leg is not None
-    blocks = len(lease.keys)
+    blocks = len(lease.prompt.keys)
     assert fleet.depth(leg.replica) == fleet.depth(lease.replica) == blocks
     for lease_ in list(fleet.router.fleet.members["d"].leases.values()):
         fleet.finish(lease_)
@@ -125,7 +125,7 @@ def test_leases_end_in_any_order(order: str) -> None:
     fleet.prefilled(lease)
     fleet.finish(lease)
     held = fleet.depth(leg.replica), fleet.depth(lease.replica)
-    assert held == ((0, 0) if left else (len(lease.keys),) * 2)
+    assert held == ((0, 0) if left else (len(lease.prompt.keys),) * 2)
     for name in "de":
         for each in list(fleet.router.fleet.members[name].leases.values()):
             fleet.finish(each)
@@ -138,11 +138,11 @@ def test_an_answer_that_does_not_stream_decodes_from_the_end_of_its_prefill() ->
     fleet.streams("d", "e")
     lease, _ = fleet.split(stream=False)
     member = fleet.router.fleet.members[lease.replica]
-    before = member.decoding
+    before = member.work.decoding
     fleet.prefilled(lease)
-    assert member.decoding == before + 1
+    assert member.work.decoding == before + 1
     fleet.finish(lease)
-    assert member.decoding == before
+    assert member.work.decoding == before
 
 
 def test_an_answer_that_nobody_sees_ends_its_prefill_by_the_clock() -> None:
@@ -152,9 +152,9 @@ def test_an_answer_that_nobody_sees_ends_its_prefill_by_the_clock() -> None:
     lease, leg = fleet.split(unseen=True)
     member = fleet.router.fleet.members[leg.replica]
     fleet.now_s += leg.uncached_ms / 1e3 + 0.1
-    assert (member.pending_ms(fleet.now_s), len(member.leases)) == (0.0, 1)
+    assert (member.queue.pending_ms(fleet.now_s), len(member.leases)) == (0.0, 1)
     fleet.router.finish(lease, Outcome(EndReason.OK, unobserved=True), fleet.now_s)
-    assert (len(member.leases), fleet.depth(leg.replica)) == (0, len(lease.keys))
+    assert (len(member.leases), fleet.depth(leg.replica)) == (0, len(lease.prompt.keys))
 
 
 def test_the_prefill_replica_is_blamed_for_its_leg() -> None:
@@ -219,8 +219,8 @@ def test_transfers_are_learned_for_each_pair() -> None:
     legs, members = fleet.router.disaggregator.pairs, fleet.router.fleet.members
     for name, truth in truths.items():
         assert legs.model("p", name, members[name].speeds.loads).ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
-        assert members[name].longest_tokens < TOKENS
-    assert members["p"].prefill_factor.observations > 0
+        assert members[name].own_speed.longest_tokens < TOKENS
+    assert members["p"].own_speed.prefill_factor.observations > 0
 
 
 def test_what_prefill_legs_compute_is_remembered_as_the_longest() -> None:
@@ -258,7 +258,7 @@ def test_the_prefill_legs_count_is_the_truth() -> None:
     for seed in range(5):
         fleet.serve(seed)
     for name in "de":
-        assert fleet.router.fleet.members[name].longest_tokens < TOKENS
+        assert fleet.router.fleet.members[name].own_speed.longest_tokens < TOKENS
     told = Usage(1_000, 50, 999)
     assert told.with_prefill_hits(Usage(1_000, 1, 300)) == Usage(1_000, 50, 300)
     assert told.with_prefill_hits(None) == Usage(1_000, 50, None)

@@ -88,23 +88,27 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     fleet = PairedFleet(ONE_EACH)
     fleet.streams("d")
     member, legs = fleet.router.fleet.members["d"], fleet.router.disaggregator.pairs
-    before = member.decoding, legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations
+    before = (
+        member.work.decoding,
+        legs.model("p", "d", member.speeds.loads),
+        member.own_speed.prefill_factor.observations,
+    )
     lease, leg = fleet.split()
     fleet.now_s += 3.0
     leg.alone = True
     fleet.prefilled(lease, ending=EndReason.REFUSED_BY_ENGINE)
     whole_ms = member.prefill_model.ms(lease.prompt_tokens, 0)
-    assert member.pending_ms(fleet.now_s) == pytest.approx(whole_ms)
+    assert member.queue.pending_ms(fleet.now_s) == pytest.approx(whole_ms)
     fleet.now_s += whole_ms / 2e3
-    assert member.pending_ms(fleet.now_s) == pytest.approx(whole_ms / 2)
-    assert (member.decoding, member.queue.computing) == (before[0], 1)
+    assert member.queue.pending_ms(fleet.now_s) == pytest.approx(whole_ms / 2)
+    assert (member.work.decoding, member.queue.computing) == (before[0], 1)
     if ends == "answer":
         fleet.router.first_token(lease, fleet.now_s)
-        assert (member.pending_ms(fleet.now_s), member.decoding, member.awaiting_transfer) == (
+        assert (member.queue.pending_ms(fleet.now_s), member.work.decoding, member.work.awaiting_transfer) == (
             0.0,
             before[0] + 1,
             set(),
         )
     fleet.finish(lease, EndReason.OK if ends == "answer" else EndReason.CLIENT_LEFT)
-    assert (member.decoding, member.queue.count_waiting(), member.queue.computing) == (before[0], 0, 0)
-    assert (legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations) == before[1:]
+    assert (member.work.decoding, member.queue.count_waiting(), member.queue.computing) == (before[0], 0, 0)
+    assert (legs.model("p", "d", member.speeds.loads), member.own_speed.prefill_factor.observations) == before[1:]

@@ -179,7 +179,7 @@ def test_a_queue_before_the_prefill_is_that_of_all_who_may_take_it() -> None:
     members, splitter = fleet.router.fleet.members, fleet.router.disaggregator.planner
     assert splitter is not None
     splitter._policy = asked = _Asked(splitter._policy)
-    waits_ms = [members[name].pending_ms(fleet.now_s) for name in names]
+    waits_ms = [members[name].queue.pending_ms(fleet.now_s) for name in names]
     fleet.place(9)
     assert sorted(asked.waits_ms) == pytest.approx(sorted(waits_ms))
     market = PlacementContext("", 100.0, 1_000.0, 0.0)

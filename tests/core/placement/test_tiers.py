@@ -128,7 +128,7 @@ def test_loads_are_learned_from_first_tokens() -> None:
         fleet.now_s += 10.0
     model = member.speeds.loads.model(CPU, member.links.get_or_create(CPU).fit)
     assert model.ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
-    assert member.prefill_factor.observations == 0  # a load says nothing of prefill
+    assert member.own_speed.prefill_factor.observations == 0  # a load says nothing of prefill
 
 
 def test_a_replica_that_loads_is_not_late() -> None:

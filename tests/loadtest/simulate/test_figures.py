@@ -18,7 +18,7 @@ from loadtest.simulate.results.charts import svg
 from loadtest.simulate.results.metrics import over_seeds, row_of
 from loadtest.simulate.results.tables import grids, markdown, print_grids, standing_lines, standings
 from loadtest.simulate.scenarios.registry import Scenario
-from router.core.fleet.lease import Lease
+from router.core.fleet.lease import Lease, LeaseMeasurements, LeasePrompt
 from router.core.types.placements import Confidence, PlacementReason, Receipt
 
 BLOCK = 16
@@ -36,9 +36,8 @@ def sent(
 ) -> SimulatedRequest:
     """What became of a turn; its answer takes a second more."""
     receipt = Receipt(replica, "made_up", PlacementReason.POLICY, Confidence.ESTIMATED, turn.prompt_tokens, cached)
-    lease = Lease(
-        turn.number, replica, receipt, turn.at_s, "sim", True, 1_000, cached, 0, 1.0, 1_010, [], None, 0, 10, None, None
-    )
+    prompt, measurements = LeasePrompt([], 1_010), LeaseMeasurements()
+    lease = Lease(turn.number, replica, receipt, turn.at_s, "sim", True, prompt, 1_000, cached, 1.0, measurements, 10)
     e2e_s = TIMEOUT_S if ttft_s is None else ttft_s + 1
     return SimulatedRequest(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure=failure)
 

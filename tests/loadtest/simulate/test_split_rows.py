@@ -86,7 +86,7 @@ def test_every_request_ends_in_one_leg_or_two(handshake: KvConnector) -> None:
         assert len(replica.legs) == 0
     router = world.placers[0].router
     assert not router.disaggregator.pairs.open
-    assert not any(m.leases or m.queue.count_waiting() or m.decoding or m.clock.streams for m in router.members)
+    assert not any(m.leases or m.queue.count_waiting() or m.work.decoding or m.clock.streams for m in router.members)
     assert any(
         m.speeds.loads.model("leg", fit) for m in router.members for fit in router.disaggregator.pairs._fits.values()
     )
@@ -103,7 +103,7 @@ def test_whoever_gives_up_leaves_nothing() -> None:
         assert replica.model.pool.free_n == replica.model.pool.blocks_n
     router = world.placers[0].router
     assert not router.disaggregator.pairs.open
-    assert not any(m.leases or m.queue.count_waiting() or m.decoding for m in router.members)
+    assert not any(m.leases or m.queue.count_waiting() or m.work.decoding for m in router.members)
 
 
 def test_a_replica_that_dies_takes_no_request_with_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import router.core
 from loadtest.simulate.results import race, sweep
-from router.core.fleet import member
+from router.core.fleet import engine_counters
 
 CORE = Path(router.core.__file__).parent
 
@@ -71,22 +71,22 @@ def test_a_constant_is_tried_below_and_above(constant: sweep.Constant) -> None:
 
 def test_a_value_is_set_wherever_it_was_imported() -> None:
     """A constant of two modules is one entrant a value, with both set."""
-    constant = sweep.Constant("SHARE_ALL", "router.core.fleet.member", (0.5,), ("router.core.fleet.registry",))
+    constant = sweep.Constant("SHARE_ALL", "router.core.fleet.engine_counters", (0.5,), ("router.core.fleet.registry",))
     _, changed = sweep.entrants([constant])
     assert changed.constants == (
-        ("router.core.fleet.member", "SHARE_ALL", 0.5),
+        ("router.core.fleet.engine_counters", "SHARE_ALL", 0.5),
         ("router.core.fleet.registry", "SHARE_ALL", 0.5),
     )
 
 
 def test_a_value_that_would_reach_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native code has its constants within: a sweep over it would call everything flat."""
-    own = member.SHARE_ALL
-    with race.override_constants([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
-        assert member.SHARE_ALL == 0.5
-    assert own == member.SHARE_ALL
-    monkeypatch.setattr(member, "__file__", "member.cpython-311-x86_64-linux-gnu.so")
-    refused = pytest.raises(ValueError, match=r"router\.core\.fleet\.member are compiled")
-    with refused, race.override_constants([("router.core.fleet.member", "SHARE_ALL", 0.5)]):
+    own = engine_counters.SHARE_ALL
+    with race.override_constants([("router.core.fleet.engine_counters", "SHARE_ALL", 0.5)]):
+        assert engine_counters.SHARE_ALL == 0.5
+    assert own == engine_counters.SHARE_ALL
+    monkeypatch.setattr(engine_counters, "__file__", "engine_counters.cpython-311-x86_64-linux-gnu.so")
+    refused = pytest.raises(ValueError, match=r"router\.core\.fleet\.engine_counters are compiled")
+    with refused, race.override_constants([("router.core.fleet.engine_counters", "SHARE_ALL", 0.5)]):
         pass
-    assert own == member.SHARE_ALL
+    assert own == engine_counters.SHARE_ALL

@@ -101,7 +101,7 @@ def assert_kept(world: Simulation, result: Result, workload: Workload) -> None:
     for placer in world.placers:
         for member in placer.router.fleet.members.values():
             assert not member.leases
-            assert member.live.blocks == member.live.own_tokens == 0
+            assert member.work.kv.blocks == member.work.kv.own_tokens == 0
     assert all(not replica.model.running_n + replica.model.waiting_n for replica in world.replicas.values())
     begun = [sent for sent in result.sent if sent.ttft_s is not None]
     computed = sum(sent.turn.prompt_tokens - sent.cached_tokens for sent in begun)
