@@ -63,8 +63,8 @@ PACKAGES = {
     "core/insights/prompt_memory": "fast_path fingerprints prompt_tracker",
     "core/placement": (
         "answer_feedback answer_reuse conversation_affinity disaggregator eviction_cost filters kv_pressure"
-        " lease_factory placement_request prefix_match priced_request receipt_factory receipts ring router scoring"
-        " spill ttft_feasibility"
+        " lease_factory placement_request prefix_match priced_request receipt_factory receipts ring ring_order router"
+        " scoring spill ttft_feasibility"
     ),
     "core/placement/policies/warm": "constants cost stages tie_break warm_policy",
     "core/prompts": "agent_headers block_keys canonical canonical_openai incremental_parse json_fields lenient_json",

@@ -34,7 +34,6 @@ FIELDS_OVER = {  # classes of router/ with more fields, of which attributes that
     "ReplicaEventState": 22,
     "ResponsesBody": 22,
     "RestFields": 24,
-    "Router": 24,
     "Settings": 25,
     "SnapshotManager": 26,
     "UpstreamConnection": 27,

@@ -59,14 +59,14 @@ class Matcher:
         index: PrefixIndex,
         knowledge: EventIndex,
         answers: ResponseMemory,
-        credit: AnswerReuse,
+        credits_: AnswerReuse,
         pulls: Pulls,
     ) -> None:
         self._models = models
         self._index = index
         self._knowledge = knowledge
         self._answers = answers
-        self._credit = credit
+        self.credits = credits_
         self._pulls = pulls
 
     def match(self, wanted: PlacementRequest, speeds: ModelSpeeds, now_s: float) -> PromptMatch:
@@ -78,9 +78,9 @@ class Matcher:
         size = size_of(ask, chain, learned, wanted.body_tokens, tokens, quoted)
         depths = self._index.match(chain.keys) if chain and chain.keys else {}
         if quoted:
-            home = self._credit.home(quoted[0][1])
+            home = self.credits.home(quoted[0][1])
             if chain and home and learned.may_credit:
-                credit = self._credit.find_credit(chain, quoted[0], size.text_bytes_per_token)
+                credit = self.credits.find_credit(chain, quoted[0], size.text_bytes_per_token)
                 if credit is not None:
                     depths[credit.replica] = len(credit.prefix)
         stored = self._knowledge.find_stored(tokens, now_s) if tokens else None

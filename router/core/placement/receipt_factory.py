@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from router.core.fleet.lease import Lease
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.insights.breakdown import Explainer
-from router.core.placement.policies import Policy
+from router.core.placement.placement_request import PlacementRequest
+from router.core.placement.policies import Policy, PullPolicy
 from router.core.placement.policies.warm.cost import UNWEIGHTED
 from router.core.placement.priced_request import PricedRequest
-from router.core.placement.receipts import reason_of, trim_candidates
+from router.core.placement.receipts import reason_of, take_pull, trim_candidates
 from router.core.placement.scoring import CostModel
 from router.core.placement.spill import spill
 from router.core.types.placements import (
@@ -27,6 +29,7 @@ class ReceiptFactory:
     def __init__(self, fleet: Fleet, pricer: CostModel, policy: Policy, explainer: Explainer | None) -> None:
         """`explainer`: with it receipts contain the reasons of cache misses."""
         self._fleet, self._pricer, self._policy, self._explainer = fleet, pricer, policy, explainer
+        self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
 
     def make(
         self,
@@ -75,12 +78,24 @@ class ReceiptFactory:
         receipt.spill, receipt.spilled_tokens = found.cause.value, found.tokens
         return found.holder
 
+    def add_pull(self, receipt: Receipt, priced: PricedRequest, chosen: Candidate) -> float:
+        """Let the chosen replica fetch missing blocks from another replica's memory if the policy does. Returns the
+        change of the time to first token, in milliseconds."""
+        if self._pulls is None:
+            return 0.0
+        pull = self._pricer.pull(chosen, priced.matched, priced.now_s)
+        if pull is None or not self._pulls(priced.market, chosen, pull):
+            return 0.0
+        more_ms = pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
+        take_pull(receipt, chosen, pull)
+        return more_ms
+
     def explain(self, receipt: Receipt, priced: PricedRequest, holder: str) -> None:
         """Add the reasons of the prompt's cache misses to a receipt, if there is an explainer."""
         explainer, wanted, match = self._explainer, priced.wanted, priced.matched
         if explainer is None:
             return
-        member = self.prefill_member(receipt, self._fleet.members[receipt.replica])
+        member = self._prefill_member(receipt, self._fleet.members[receipt.replica])
         explainer.explain(
             receipt,
             wanted.chain,
@@ -97,6 +112,18 @@ class ReceiptFactory:
         if holder and receipt.spill and receipt.miss is not None:
             receipt.miss.held = (holder, receipt.spill)
 
-    def prefill_member(self, receipt: Receipt, answering: ReplicaState) -> ReplicaState:
+    def note_shed(self, wanted: PlacementRequest) -> None:
+        """Record for the explainer that a request will not be placed; its text may still be stored."""
+        if self._explainer is not None and wanted.chain is not None:
+            self._explainer.turned_away(wanted.chain)
+
+    def take_back(self, lease: Lease, answering: ReplicaState) -> None:
+        """Record for the explainer that the prompt of a lease was never computed."""
+        prompt = lease.prompt
+        if self._explainer is not None and prompt.end_key is not None:
+            epoch = self._prefill_member(lease.receipt, answering).cache_epoch
+            self._explainer.take_back(lease.receipt, prompt.keys, prompt.end_key, lease.placed_s, epoch)
+
+    def _prefill_member(self, receipt: Receipt, answering: ReplicaState) -> ReplicaState:
         """Return the member that computes the prompt: the answering one, or that of the prefill stage."""
         return self._fleet.members.get(receipt.prefill_replica, answering)

@@ -36,11 +36,11 @@ from router.core.placement.filters import NOBODY, filter_members
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import Policy, PullPolicy, RingOrdered
+from router.core.placement.policies import Policy, RingOrdered
 from router.core.placement.prefix_match import Matcher, PromptMatch
 from router.core.placement.priced_request import PlacementScope, PricedRequest
 from router.core.placement.receipt_factory import ReceiptFactory
-from router.core.placement.receipts import take_pull
+from router.core.placement.ring_order import RingOrder
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
 from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms
 from router.core.types.placements import (
@@ -52,7 +52,6 @@ from router.core.types.placements import (
     Outcome,
     PlacementContext,
     PolicyDecision,
-    Receipt,
 )
 from router.core.types.replicas import Replica
 from router.core.types.requests import Priority
@@ -118,7 +117,6 @@ class Router:
         # Ids of replicas that this router prefers among equals, because others take the rest
         # (core/peer_sync/applier.py).
         self.own: Collection[str] = ()
-        self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = ResponseMemory(remembered_prompts_max)
         self.reuse = ReuseModel(remembered_prompts_max)
@@ -141,16 +139,14 @@ class Router:
         self.fleet.means.load_guesses.update(load_guesses or {})
         self.fitness = Eligibility(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stall_timeout_s = stall_timeout_s
-        self._credits = AnswerReuse(self.fleet, self.models, self.index)
-        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
+        credits_ = AnswerReuse(self.fleet, self.models, self.index)
+        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, credits_, self.fleet.pulls)
         self.conversations = Conversations(remembered_prompts_max, self.index, self.reuse)
         self._pricer = CostModel(self.fleet, self.index, self.knowledge, self.reuse)
         self._opener = LeaseFactory(
             self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations
         )
-        self._ids_of_last: tuple[list[ReplicaState], dict[str, None]] = ([], {})
-        self._near = policy.order_by_ring if isinstance(policy, RingOrdered) else None
-        self._pulls = policy.pulls if isinstance(policy, PullPolicy) else None
+        self._ring = RingOrder(policy.order_by_ring) if isinstance(policy, RingOrdered) else None
         self._receipts = ReceiptFactory(self.fleet, self._pricer, policy, explainer)
         self.disaggregator = (
             Disaggregator(self.fleet, self.fitness)
@@ -262,8 +258,7 @@ class Router:
 
     def note_shed(self, wanted: PlacementRequest) -> None:
         """Record that a request will not be placed; its text may still be stored."""
-        if self.explainer is not None and wanted.chain is not None:
-            self.explainer.turned_away(wanted.chain)
+        self._receipts.note_shed(wanted)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """Record the first body event of a stream."""
@@ -314,7 +309,7 @@ class Router:
                 lease.replica, lease.id, prompt.token_ids, now_s, computed=computed, grown_blocks=grown
             )
         computed = computed or (left and not lease.streams)  # the prompt may have been computed unseen
-        answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
+        answer_keys = self._matcher.credits.keys_of_answer(lease, outcome) if computed else []
         if self.watch is not None:
             self.watch.on_ended(lease, outcome, len(answer_keys), computed=computed)
         if computed:
@@ -323,13 +318,8 @@ class Router:
                 self.conversations.note_response(kin.name, lease.replica, answer_keys, now_s, final=kin.final)
         else:
             self.index.retract(lease.replica, lease.id)
-            if (
-                self.explainer is not None
-                and prompt.end_key is not None
-                and not self.disaggregator.has_computed_prompt(lease)
-            ):
-                life = self._receipts.prefill_member(lease.receipt, member).cache_epoch
-                self.explainer.take_back(lease.receipt, prompt.keys, prompt.end_key, lease.placed_s, life)
+            if not self.disaggregator.has_computed_prompt(lease):
+                self._receipts.take_back(lease, member)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
             self.fitness.on_lease_ended(member, lease, outcome.ending, now_s)
         if ok:
@@ -369,8 +359,8 @@ class Router:
         pricer, count = self._pricer, len(members)
         survey = pricer.survey(members, now_s)
         waits_ms, order = survey.waits_ms, list[str]()
-        if count > PRICE_ALL_BELOW and self._near is not None:
-            order = self._near(ring_key, self._ids_of(members))
+        if count > PRICE_ALL_BELOW and self._ring is not None:
+            order = self._ring.order(ring_key, members)
             listed = pricer.shortlist(members, match, survey, [match.home, expected, *order[:NEAR]])
             members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
         candidates = pricer.candidates(members, waits_ms, survey.slower, match, now_s)
@@ -382,13 +372,6 @@ class Router:
         )
         market.preferred_replicas = self.own
         return market, candidates
-
-    def _ids_of(self, members: list[ReplicaState]) -> dict[str, None]:
-        """Return the ids of these members. Every change creates a new list of members (fleet/ready_index.py), so the
-        ids of the last list are valid for the same list object."""
-        if self._ids_of_last[0] is not members or len(self._ids_of_last[1]) != len(members):
-            self._ids_of_last = members, dict.fromkeys([member.id for member in members])
-        return self._ids_of_last[1]
 
     def _choose(self, priced: PricedRequest, *, may_hold_back: bool) -> tuple[PolicyDecision, Candidate]:
         """Let the policy choose among the candidates that keep the deadline. Raises Deferred, and Shed if none keeps
@@ -413,7 +396,7 @@ class Router:
         if match.home:
             self.models.tokens(wanted.model or "").count_credit()
         if match.credit is not None:
-            self._credits.take(match.credit, now_s)
+            self._matcher.credits.take(match.credit, now_s)
         receipt, holder = self._receipts.make(priced, chosen, choice, plan)
         speeds = self.fleet.members[chosen.id].speeds
         if plan is not None:
@@ -422,7 +405,7 @@ class Router:
         else:
             lasts_ms, first_tokens = expected_ms(chosen), speeds.first_tokens
             if match.sources:
-                lasts_ms += self._pull(priced, chosen, receipt)
+                lasts_ms += self._receipts.add_pull(receipt, priced, chosen)
         receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
         if wanted.response_bypasses_router and receipt.grade is Confidence.ESTIMATED:
             receipt.grade = Confidence.UNSEEN
@@ -433,15 +416,3 @@ class Router:
         lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
         lease.expected_ms = lasts_ms
         return lease
-
-    def _pull(self, priced: PricedRequest, chosen: Candidate, receipt: Receipt) -> float:
-        """Let the chosen replica fetch missing blocks from another replica's memory if the policy does. Returns the
-        change of the time to first token, in milliseconds."""
-        if self._pulls is None:
-            return 0.0
-        pull = self._pricer.pull(chosen, priced.matched, priced.now_s)
-        if pull is None or not self._pulls(priced.market, chosen, pull):
-            return 0.0
-        more_ms = pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
-        take_pull(receipt, chosen, pull)
-        return more_ms

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.insights import breakdown
 from router.core.insights.breakdown import Explainer, with_actual_usage
+from router.core.placement.placement_request import PlacementRequest
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain, chain_of
 from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.placements import Confidence, EndReason, PlacementReason, Receipt, Usage
@@ -334,8 +335,7 @@ def test_what_was_turned_away_was_not_evicted() -> None:
     turned_away = chat(FIRST)
     chain = chain_of(turned_away, "m")
     assert chain is not None
-    assert it.world.router.explainer is not None
-    it.world.router.explainer.turned_away(chain)
+    it.world.router.note_shed(PlacementRequest(turned_away, "m", chain, ""))
     seen = PromptAnalysis(known_bytes=len(turned_away.prompt.text), turn=0)  # type: ignore[union-attr]
     assert set(it.miss(turned_away, sighting=seen)) == {MissReason.COLD, MissReason.TAIL}
     it.miss(chat(SECOND))

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.placement import router as routing
+from router.core.placement.ring_order import RingOrder
 from router.core.placement.router import NEAR
 from router.core.placement.scoring import HOLDERS, LEAST_LOADED_COUNT, PRICE_ALL_BELOW
 from router.core.types.replicas import Load, ServedModel
@@ -88,7 +89,7 @@ def test_a_decision_looks_closely_at_a_bounded_number() -> None:
             return choose(market, candidates)
 
     counting = Counting()
-    world.router.policy, world.router._near = counting, counting.near
+    world.router.policy, world.router._ring = counting, RingOrder(counting.near)
     world.place(ask, session="another")
     assert seen == [pytest.approx(most, abs=most - 1)]
     assert seen[0] <= most
