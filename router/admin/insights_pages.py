@@ -20,6 +20,7 @@ from router.admin.replica_rows import Peers, ReplicaRows
 from router.config.schema import InsightsSettings
 from router.core.estimators.token_ratio import BYTES_PER_TOKEN
 from router.core.insights.ledger.advice import NOTHING
+from router.core.insights.ledger.recent_traffic import TenantTraffic
 from router.core.insights.ledger.template_tree import Views
 from router.core.insights.ledger.timeline import STEP_S
 from router.core.insights.ledger.totals import WINDOW_S, Ledger
@@ -33,7 +34,7 @@ TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 MODELS_SHOWN_MAX = 50
 PAIRS_SHOWN_MAX = 100
-TENANTS_SHOWN_MAX = 20
+TENANTS_SHOWN_MAX, TENANTS_READ_MAX = 20, 1_000
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
@@ -60,6 +61,7 @@ class InsightsService:
         warming: Callable[[str], bool] = lambda _: False,
         grade_falls: Callable[[str], int] = lambda _: 0,
         models: Callable[[int], Rows] = lambda _: [],
+        tenants: Callable[[], dict[str, tuple[int, int]]] = dict,
         counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         about_router: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], float] = time.time,
@@ -72,6 +74,7 @@ class InsightsService:
         `warming(replica)`: True if its cache is being filled.
         `grade_falls(replica)`: number of times that its grade fell in the last minutes.
         `models(n)`: rows of n models.
+        `tenants()`: requests in flight and waiting of each tenant, by its label.
         `counted()`: prompt tokens of answers without a cached-token count that the engines' own counters cover, and how
         many of them were cached.
         `about_router()`: this router's name, its peers, and the reason if routers share no state.
@@ -93,7 +96,7 @@ class InsightsService:
             grade_falls=grade_falls,
         )
         self._began_s = wall_clock()
-        self._models, self._counted, self._about_router = models, counted, about_router
+        self._models, self._tenants, self._counted, self._about_router = models, tenants, counted, about_router
         self.ledger = Ledger(
             templates_max=settings.templates_max,
             groups_max=settings.groups_max,
@@ -169,10 +172,24 @@ class InsightsService:
         await asyncio.sleep(0)
         page["models"] = self._models(MODELS_SHOWN_MAX)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
-        page["tenants"] = [each._asdict() for each in ledger.traffic.tenants(TENANTS_SHOWN_MAX)]
+        page["tenants"] = self._tenant_rows()
         await asyncio.sleep(0)
         page["decisions"] = await _in_slices(self._decisions(DECISIONS_MAX), lambda decision: decision(), 1)
         return json_answer(page)
+
+    def _tenant_rows(self) -> Rows:
+        """Return rows of the tenants with the largest parts of the recently computed tokens or of the current requests,
+        those with the most computed tokens first."""
+        now = self._tenants()
+        all_ = sum(in_flight for in_flight, _ in now.values()) or 1
+        found = {label: TenantTraffic(label) for label, (in_flight, _) in now.items() if in_flight}
+        found |= {each.tenant: each for each in self.ledger.traffic.tenants(TENANTS_READ_MAX)}
+        rows = [
+            {**each._asdict(), **dict(zip(("in_flight", "waiting"), now.get(label, (0, 0)), strict=True))}
+            for label, each in found.items()
+        ]
+        rows.sort(key=lambda row: -max(row["computed_share"], row["in_flight"] / all_))
+        return sorted(rows[:TENANTS_SHOWN_MAX], key=lambda row: -row["computed_share"])
 
     def _counted_row(self) -> dict[str, int]:
         tokens, hits = self._counted()

@@ -105,6 +105,12 @@ class AdmissionController:
             counts[ticket.priority, ticket.pool[0] or ""] += 1
         return counts
 
+    def count_by_tenant(self) -> tuple[Counter[str], Counter[str]]:
+        """Count open leases and waiting requests by tenant."""
+        waiting = self._admission.queue.count_by_tenant()
+        waiting.update(ticket.tenant for ticket in self._holding)
+        return self._admission.count_by_tenant(), waiting
+
     # -- requests ------------------------------------------------------------------------------------------------
 
     def charge(self, tenant: str, priority: Priority) -> bool:

@@ -149,6 +149,7 @@ class PartFactory:
             warming=warming,
             grade_falls=grade_falls,
             models=metrics.models,
+            tenants=metrics.tenants,
             counted=metrics.sum_engine_counts,
             about_router=about_router,
         )

@@ -118,6 +118,15 @@ class RequestMetrics:
             return name
         return OTHER
 
+    def tenant_labels(self) -> list[str]:
+        """Return the labels of the tenants that have sent requests and are counted by name."""
+        return sorted(self._tenant_labels)
+
+    @property
+    def has_tenants(self) -> bool:
+        """True if a keys file names tenants."""
+        return bool(self._tenants)
+
     def observe(self, record: RequestRecord) -> None:
         """Count one request at its end."""
         model = self._models.get(record.model) or self._model(record.model)

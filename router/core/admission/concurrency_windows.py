@@ -26,6 +26,7 @@ If no replica is full, no request waits and few leases are open, all of this is 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
@@ -226,6 +227,10 @@ class ConcurrencyLimiter:
             self._count(replica)
         self.release_prefill(lease)  # a prefill stage ends at the latest with its decode stage
         return True
+
+    def count_by_tenant(self) -> Counter[str]:
+        """Count open leases by tenant."""
+        return Counter(self._open.values())
 
     def _count(self, replica: str) -> None:
         """Update the record of full replicas."""

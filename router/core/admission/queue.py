@@ -22,6 +22,7 @@ may contain old tags: the top entry is always verified.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -150,6 +151,14 @@ class FairQueue:
         for pool, lanes in self._pools.items():
             for priority, lane in zip(Priority, lanes, strict=True):
                 yield pool, priority, sum(len(line.tickets) for line in lane.tenants.values())
+
+    def count_by_tenant(self) -> Counter[str]:
+        """Count waiting requests by tenant."""
+        counts = Counter[str]()
+        for fifos in self._tenants:
+            for tenant, fifo in fifos.items():
+                counts[tenant] += len(fifo)
+        return counts
 
     def ahead(self, tenant: str, priority: Priority) -> int:
         """Return an upper estimate of the requests that get a turn before a request that arrives now."""

@@ -23,6 +23,7 @@ from router.telemetry.metrics import per_model
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.former import WithFormerNames, with_former_names
 from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
+from router.telemetry.metrics.per_tenant import TenantsUnderWay
 from router.telemetry.metrics.request_groups import make_group_families
 from router.telemetry.metrics.samples import MetricSources
 from router.telemetry.request_record import RequestRecord
@@ -100,6 +101,11 @@ class Metrics:
         return per_model.rows(
             self._tallies, per_model.UnderWay(self._router.fleet, self._tallies, self._figures), rows_max
         )
+
+    def tenants(self) -> dict[str, tuple[int, int]]:
+        """Return the requests in flight and waiting of each tenant, by its label."""
+        under_way = TenantsUnderWay(self._tallies, self._figures)
+        return {label: (n, under_way.waiting[label]) for label, n in under_way.in_flight.items()}
 
     def page(self) -> bytes:
         """Return the whole page in Prometheus's text format, written without a break."""

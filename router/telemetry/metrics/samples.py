@@ -62,6 +62,8 @@ class MetricSources:
     """Requests in the queue by priority, and bytes of their bodies."""
     waiting: Callable[[], Mapping[tuple[Priority, str], int]] = dict
     """The same requests by priority and model."""
+    tenants: Callable[[], tuple[Mapping[str, int], Mapping[str, int]]] = lambda: ({}, {})
+    """Open leases and waiting requests, by tenant."""
     held: Callable[[], int] = int
     """Number of queued requests that are deferred."""
     engine_version: Callable[[str], str] = lambda _: ""

@@ -35,9 +35,9 @@ class TenantTraffic(NamedTuple):
     """Recent traffic of one tenant, by its label."""
 
     tenant: str
-    requests_per_s: float
-    request_share: float
-    computed_share: float
+    requests_per_s: float = 0.0
+    request_share: float = 0.0
+    computed_share: float = 0.0
     """Part of the prompt tokens that engines had to compute."""
 
 
