@@ -457,7 +457,13 @@ def _observatory() -> Part:
         **each(whole(), "requests prompt_tokens verified_tokens"),
         **each(maybe(number()), "hit_rate genuine_hit_rate ttft_p50_s ttft_p90_s prompt_tokens_p50 tool_calls_mean"),
     }
-    tenant = {"tenant": text(), **each(number(), "requests_per_s request_share computed_share")}
+    tenant = {
+        "tenant": text(),
+        **each(number(), "requests_per_s request_share computed_share"),
+        "in_flight": whole("Requests placed or in the router's queue now."),
+        "waiting": whole("Those in the router's queue."),
+    }
+    unserved = {"model": text(), "why": text("Readiness of its replicas.")}
     router = {
         "name": text("`peering.router_id`, or the machine's name and the admin port."),
         "peers": rows(text("Name of another router that reports to this one.")),
@@ -482,8 +488,9 @@ def _observatory() -> Part:
         "map": rows(ref("Branch")),
         "advice": rows(ref("AdviceRow")),
         "models": rows(record("A model.", model)),
+        "unserved_models": rows(record("A model without a ready replica, requested in the last minutes.", unserved)),
         "groups": rows(record("A group of requests.", group)),
-        "tenants": rows(record("A tenant in the last minutes, the most computed prompt tokens first.", tenant)),
+        "tenants": rows(record("A tenant in the last minutes and now, the most computed prompt tokens first.", tenant)),
         "decisions": rows(ref("Decision")),
     }
     return {"Observatory": record("Data of the dashboard, except time series and searches.", page)}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ ADVICE_MAX = 50  # rows of the advice page
 TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 MODELS_SHOWN_MAX = 50
+RECENT_S = 120.0  # time for which a model without a ready replica is shown after a request for it
 PAIRS_SHOWN_MAX = 100
 TENANTS_SHOWN_MAX, TENANTS_READ_MAX = 20, 1_000
 DECISIONS_MAX = 20
@@ -62,6 +64,7 @@ class InsightsService:
         grade_falls: Callable[[str], int] = lambda _: 0,
         models: Callable[[int], Rows] = lambda _: [],
         tenants: Callable[[], dict[str, tuple[int, int]]] = dict,
+        unready_at_s: Mapping[str, float] = MappingProxyType({}),
         counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         about_router: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], float] = time.time,
@@ -75,6 +78,7 @@ class InsightsService:
         `grade_falls(replica)`: number of times that its grade fell in the last minutes.
         `models(n)`: rows of n models.
         `tenants()`: requests in flight and waiting of each tenant, by its label.
+        `unready_at_s`: model -> Unix time of its last request that no replica could take.
         `counted()`: prompt tokens of answers without a cached-token count that the engines' own counters cover, and how
         many of them were cached.
         `about_router()`: this router's name, its peers, and the reason if routers share no state.
@@ -95,7 +99,7 @@ class InsightsService:
             warming=warming,
             grade_falls=grade_falls,
         )
-        self._began_s = wall_clock()
+        self._began_s, self._unready_at_s = wall_clock(), unready_at_s
         self._models, self._tenants, self._counted, self._about_router = models, tenants, counted, about_router
         self.ledger = Ledger(
             templates_max=settings.templates_max,
@@ -171,6 +175,7 @@ class InsightsService:
         page["no_advice"] = f"{NOTHING} was lost for an avoidable reason."
         await asyncio.sleep(0)
         page["models"] = self._models(MODELS_SHOWN_MAX)
+        page["unserved_models"] = self._unserved_rows(now_s)
         page["groups"] = ledger.groups.rows(GROUPS_SHOWN_MAX)
         page["tenants"] = self._tenant_rows()
         await asyncio.sleep(0)
@@ -190,6 +195,14 @@ class InsightsService:
         ]
         rows.sort(key=lambda row: -max(row["computed_share"], row["in_flight"] / all_))
         return sorted(rows[:TENANTS_SHOWN_MAX], key=lambda row: -row["computed_share"])
+
+    def _unserved_rows(self, now_s: float) -> Rows:
+        """Return models that were requested within RECENT_S and have no ready replica, the last requested one first."""
+        models, fleet = self._router.models, self._router.fleet
+        at_s = sorted(self._unready_at_s.items(), key=lambda each: -each[1])
+        names = [name for name, last_s in at_s if last_s > now_s - RECENT_S and models.find_known_name(name) == name]
+        rows = [name for name in names if not fleet.list_serving(name)][:MODELS_SHOWN_MAX]
+        return [{"model": name, "why": models.readiness_summary(name)} for name in rows]
 
     def _counted_row(self) -> dict[str, int]:
         tokens, hits = self._counted()

@@ -69,7 +69,8 @@ class LocalPlacementService:
         self.owners = owners
         self._clock = clock
         self._event_wait_s = event_wait_s
-        self._standing, self._standing_until_s = "", float("-inf")
+        self._summaries: dict[str, str] = {}  # known model -> readiness of its replicas
+        self._summaries_until_s = float("-inf")
         self._look, self._reread = look, reread
         self._observe, self._failed, self._refused = observe, failed, refused
         self._page = page
@@ -247,10 +248,13 @@ class LocalPlacementService:
         """Return the first of the replicas that are ready."""
         return next((member.id for member in self._router.fleet.usable()), None)
 
-    def readiness_summary(self) -> str:
-        """Return a text with the number of ready replicas and the reasons why others are not ready. It is made at most
-        once in SUMMARY_TTL_S, because a fleet that is down may refuse thousands of requests a second."""
-        now_s = self._clock()
-        if now_s >= self._standing_until_s:
-            self._standing, self._standing_until_s = self._router.models.readiness_summary(), now_s + SUMMARY_TTL_S
-        return self._standing
+    def readiness_summary(self, model: str | None) -> tuple[str, str]:
+        """Return the model's name, if known, and a text with the number of ready replicas and the reasons why others
+        are not ready. A text is made at most once in SUMMARY_TTL_S, because a fleet that is down may refuse thousands
+        of requests a second."""
+        now_s, name = self._clock(), self._models.find_known_name(model)
+        if now_s >= self._summaries_until_s:
+            self._summaries, self._summaries_until_s = {}, now_s + SUMMARY_TTL_S
+        if name not in self._summaries:
+            self._summaries[name] = self._models.readiness_summary(name)
+        return name, self._summaries[name]

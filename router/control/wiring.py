@@ -150,6 +150,7 @@ class PartFactory:
             grade_falls=grade_falls,
             models=metrics.models,
             tenants=metrics.tenants,
+            unready_at_s=metrics.requests.unready_at_s,
             counted=metrics.sum_engine_counts,
             about_router=about_router,
         )

@@ -154,7 +154,7 @@ class StreamHandler:
             await self._page(request, client, caller)
             return True
         if not parts.known:
-            raise no_replica_ready("no result yet")
+            raise no_replica_ready("", "no result yet")
         record.route = local_responses.route_of(request.path)
         if parts.ingress.tracer is not None:
             self._trace = parts.ingress.tracer.begin(request, started_s)

@@ -24,7 +24,7 @@ from router.former_names import header_lines
 from router.http.request import Refusal, Request, date_line
 from router.ingress.proxied_request import RESPONSES, STORED, ProxiedRequest
 from router.placement_api import MODELS, HttpPage, RequestPrincipal, json_page, no_model_page
-from router.telemetry.request_record import CAUSE, RequestRecord
+from router.telemetry.request_record import CAUSE, NO_REPLICA_READY, RequestRecord
 
 RETRY_AFTER_S = 2
 DRAINED = "drained"  # ending of an answer that was cut because the router stops
@@ -161,11 +161,12 @@ def parse_response_id(head: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
-def no_replica_ready(standing: str) -> Refusal:
-    """Return the refusal of a request that no replica can take now. `standing` gives the number of ready replicas, and
-    the reasons why others are not ready."""
-    message = "No replica is ready for this request; try again after the seconds of Retry-After."
-    return Refusal(503, "no_replica_ready", message, cause=standing)
+def no_replica_ready(model: str, standing: str) -> Refusal:
+    """Return the refusal of a request that no replica can take now. `model` is the name that it requests, or "" if that
+    is unknown. `standing` gives the number of ready replicas, and the reasons why others are not ready."""
+    of = f" of model '{model}'" if model else ""
+    message = f"No replica{of} is ready for this request; try again after the seconds of Retry-After."
+    return Refusal(503, NO_REPLICA_READY, message, cause=standing)
 
 
 def refuse(

@@ -322,7 +322,7 @@ class RequestParser:
             await self._placer.look(unlisted or ask.model or "")
             found = self._try_resolve(ask)
         if isinstance(found, NoReplicaReady):
-            refusal = no_replica_ready(self._placer.readiness_summary())
+            refusal = no_replica_ready(*self._placer.readiness_summary(ask.model))
             # other names come from the client, and must not become metrics labels
             if ask.model and self._placer.engines(ask.model):
                 refusal.model = ask.model

@@ -25,9 +25,9 @@ async def place_or_refuse(
             if placer.is_valid(lease):
                 return lease
             placer.finish(lease, LEFT, clock())
-        raise no_replica_ready(placer.readiness_summary())
+        raise no_replica_ready(*placer.readiness_summary(wanted.model))
     except NoReplicaReady as error:
-        raise no_replica_ready(placer.readiness_summary()) from error
+        raise no_replica_ready(*placer.readiness_summary(wanted.model)) from error
     # the same text as from an engine, so that another tenant's response is not revealed
     except UnknownResponse as unknown:
         said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."

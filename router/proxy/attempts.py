@@ -208,7 +208,7 @@ class Attempts:
                 return UpstreamCall(question, lease, said, called_s)  # no better answer than the engine's error
             self._release(lease, said, failure.ending)
             if following is None:
-                raise self._refusal(cause, tried, replica) from failure
+                raise self._refusal(cause, tried, replica, question.wanted.model) from failure
             record.retries += ((failure.kind, replica),)
             following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client sent one request
             lease = following
@@ -359,7 +359,7 @@ class Attempts:
             return isinstance(failure, ConnectFailed | UpstreamOverloaded)
         return failure.retry or (isinstance(failure, TimedOut) and self.limits.retry_on_timeout)
 
-    def _refusal(self, failure: UpstreamError, tried: AttemptHistory, replica: str) -> Refusal:
+    def _refusal(self, failure: UpstreamError, tried: AttemptHistory, replica: str, model: str | None) -> Refusal:
         """Return the refusal after a last attempt that failed, on this replica, and may not be retried."""
         if tried.shed_until_s is not None:
             message = "The replicas accept no requests for now."
@@ -368,7 +368,7 @@ class Attempts:
             message = "The router has no file descriptor left for a connection; try again later."
             return Refusal(503, "out_of_descriptors", message)
         if isinstance(failure, ConnectFailed) and not self._placer.has_other_ready(tried.replicas):
-            return no_replica_ready(self._placer.readiness_summary())
+            return no_replica_ready(*self._placer.readiness_summary(model))
         cause = f"{failure.kind} at {replica}, {failure}"
         if isinstance(failure, TimedOut):
             message = "The replica did not answer in time; try again later or with a shorter prompt."

@@ -37,7 +37,7 @@ from router.telemetry.catalogue import (
     REPLICA_TTFT_S,
     TTFT_RATIO,
 )
-from router.telemetry.request_record import RequestRecord
+from router.telemetry.request_record import NO_REPLICA_READY, RequestRecord
 from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries, PlacementSeries, RecentTokens
 
 MODELS_MAX = 1_000  # models with a label value each, because adapters may come and go without end
@@ -86,6 +86,7 @@ class RequestMetrics:
         self._overhead = self._histograms["overhead_seconds"]
         self._overhead_of_all = self._overhead.get_series()
         self.reloaded_at_s: float | None = None  # Unix time of the last reload that is in force
+        self.unready_at_s: dict[str, float] = {}  # label of a model -> Unix time of its last 503 `no_replica_ready`
         self._tenants: Collection[str] = ()
         self._tenants_max = 0
         self._tenant_labels: set[str] = set()
@@ -133,6 +134,8 @@ class RequestMetrics:
         what = (record.route, record.status, record.ending)
         kind = model.kinds.get(what) or self._kind(model, what)
         kind.requests[0] += 1
+        if record.error == NO_REPLICA_READY:
+            self.unready_at_s[model.label] = record.at_s + record.times.duration_s
         duration, duration_s = kind.duration, record.times.duration_s
         duration[bisect_left(LATENCY_S, duration_s)] += 1
         duration[-1] += duration_s

@@ -9,6 +9,7 @@ from router.core.types.ended_requests import CacheUse, ClientInfo, RequestTimes
 from router.core.types.placements import Receipt, Usage
 
 CAUSE = " Cause: "  # stands in an error's text before the failure behind the router, which may name replicas
+NO_REPLICA_READY = "no_replica_ready"  # error of a request that no replica could take
 
 
 class FailoverOutcome(Struct):

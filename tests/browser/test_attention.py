@@ -68,3 +68,20 @@ async def test_one_tenant_and_a_young_router(tab: Tab) -> None:
         assert "started" not in attention
     async with opened(tab, crowded(0.99, tenants[:1])):
         assert "Tenant" not in await tab.text("#attention")
+
+
+async def test_a_requested_model_without_a_ready_replica_is_named(tab: Tab) -> None:
+    """The model is above everything with the readiness of its replicas, and its row of the table counts them."""
+    model, why = "llama-70b", "0 of 1 replicas of 'llama-70b' are ready: connection refused"
+
+    def gone(now_s: float) -> Any:
+        page = observatory(now_s) | {"unserved_models": [{"model": model, "why": why}]}
+        for row in page["replicas"]:
+            row["models"] = [model] if not row["ready"] else ["qwen3-32b"]
+        return page
+
+    async with opened(tab, gone):
+        assert f"Model {model} has no ready replica, and its requests get 503: {why}." in await tab.text("#attention")
+        assert "0 of 1" in await tab.text("#models")
+    async with opened(tab):
+        assert "no ready replica" not in await tab.text("#attention")

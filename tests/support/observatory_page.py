@@ -44,6 +44,7 @@ def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding a
         "replicas": replicas,
         "split": None,
         "models": _models(),
+        "unserved_models": [],
         "map": _map(label),
         "advice": _advice(label),
         "groups": _groups(),

@@ -2,7 +2,7 @@
 
 import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { dominant, flapping, idleReplicas, listed, restarted, slowReplicas } from "./unevenness.js";
+import { dominant, flapping, idleReplicas, listed, restarted, slowReplicas, unservedModels } from "./unevenness.js";
 import { standing, taking } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
@@ -23,7 +23,7 @@ const WAITED_S = 1; // in the queue, by one in ten of those that waited
 // `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
 export function showAttention(element, seen, minute, last) {
   const strained = [...queued(minute, last), ...slow(seen.timeline.points), ...full(seen)];
-  const all = [...replicasDown(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...flapping(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  const all = [...replicasDown(seen), ...unservedModels(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...flapping(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
   if (all.length) all.splice(SHOWN_MAX - 1, 0, ...restarted(seen));
   const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {

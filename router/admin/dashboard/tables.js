@@ -84,11 +84,17 @@ export function showReplicas(element, replicas, chosen) {
   table(element, columns, rows, (row) => row.id, "No replicas.");
 }
 
+function readyReplicas(cell, model, replicas) {
+  if (UNNAMED.has(model)) return text(cell, NONE);
+  const serving = replicas.filter((each) => each.models?.includes(model)), ready = serving.filter((each) => each.ready).length;
+  tag(cell, serving.length === ready ? count(ready) : `${ready} of ${serving.length}`, ready ? "good" : "bad");
+}
+
 // Per model, since the router began.
 export function showModels(element, models, replicas, chosen) {
   const columns = [
     { name: "Model", header: true, fill: narrowing(({ model }) => model, ({ model }) => ({ model }), chosen) },
-    { name: "Replicas", numeric: true, title: "ready replicas with this model", value: (row) => count(replicas.filter((each) => each.ready && each.models?.includes(row.model)).length) },
+    { name: "Replicas", title: "ready replicas with this model", fill: (cell, row) => readyReplicas(cell, row.model, replicas) },
     { name: "In flight", numeric: true, value: (row) => count(row.in_flight) },
     { name: "Waiting", numeric: true, value: (row) => count(row.waiting) },
     { name: "Requests", numeric: true, value: (row) => count(row.requests) },

@@ -28,6 +28,11 @@ export function idleReplicas({ replicas }) {
   return [{ key: "idle", kind: "fair", words: `${found.length === 1 ? "1 ready replica gets" : `${found.length} ready replicas get`} almost no requests: ${listed(found, (each) => `${replicaName(each)} (${each.idle})`)}.`, to: REPLICAS }];
 }
 
+// Models that clients requested a moment ago and that no ready replica serves: each request gets 503.
+export function unservedModels({ unserved_models: found = [] }) {
+  return found.slice(0, NAMED_MAX).map(({ model, why }) => ({ key: `model ${model}`, kind: "bad", words: `Model ${model} has no ready replica, and its requests get 503: ${why}.`, to: ["models-title", "Models"] }));
+}
+
 // A grade that falls again and again: events are missing, and replays repair it for a while.
 export function flapping({ replicas }) {
   const found = replicas.filter(({ grade_falls: falls }) => falls >= FALLS_MIN);

@@ -171,15 +171,20 @@ def _render_verified(recent: dict[str, int], totals: dict[str, Any]) -> Line:
 
 
 def _render_troubles(page: dict[str, Any]) -> list[Line]:
-    """Return a line of the replicas that take no requests, each with the reason, and one with the reason for which
-    routers share no state; none without such a trouble."""
+    """Return a line of the replicas that take no requests, each with the reason, one of each requested model without
+    a ready replica, and one with the reason for which routers share no state; none without such a trouble."""
     down = [row for row in page["replicas"] if not _takes_requests(row) and not row["warming"]]
     named = ", ".join(f"{_name(row)} ({row['why'] or row['state']})" for row in down[:NAMED_MAX])
     more = f" and {len(down) - NAMED_MAX} more" if len(down) > NAMED_MAX else ""
     lines = [f"no requests to {named}{more}"] if down else []
+    lines += [f"model {row['model']} has no ready replica: {row['why']}" for row in _unserved(page)]
     if why := page.get("router", {}).get("unshared"):
         lines.append(f"routers share no state: {why}")
     return [_line(printable(line), "bold red") for line in lines]
+
+
+def _unserved(page: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(page.get("unserved_models", ()))[:NAMED_MAX]
 
 
 NUMBERS = ("prompt_tokens", "hit_tokens", "genuine_tokens", "replay_tokens", "verified_tokens", "verified_hit_tokens",

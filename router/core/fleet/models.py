@@ -138,16 +138,25 @@ class Models:
         self._engines.clear()
         self._contexts.clear()
 
-    def readiness_summary(self) -> str:
+    def find_known_name(self, model: str | None) -> str:
+        """Return the name if a replica serves it, ready or not; else its expected base model; "" for any other text
+        that a client may have sent."""
+        return model if model and self.engines(model) else self.find_expected_base(model)
+
+    def readiness_summary(self, model: str = "") -> str:
         """Return the number of ready replicas and the most frequent reasons why others are not, as text for operators
-        in a refusal."""
-        members = self._fleet.members.values()
-        if not members:
+        in a refusal. `model` is a known name: the replicas are those that serve it. "" stands for all models."""
+        fleet = self._fleet.members.values()
+        if not fleet:
             return "no replica is known: set --replica URL, or check discovery"
+        members = [member for member in fleet if not model or model in member.models]
+        if not members:
+            return f"no replica is known to serve '{model}'; {self.readiness_summary()}"
         ready = sum(member.ready for member in members)
         reasons = Counter(_unfit(member) for member in members if not member.ready).most_common(REASONS_MAX)
         counted = ", ".join(why if len(reasons) == 1 else f"{why} ({count})" for why, count in reasons)
-        return f"{ready} of {len(members)} replicas are ready" + (f": {counted}" if counted else "")
+        of = f" of '{model}'" if model else ""
+        return f"{ready} of {len(members)} replicas{of} are ready" + (f": {counted}" if counted else "")
 
     # -- usability of events -------------------------------------------------------------------------------------
 
