@@ -153,8 +153,8 @@ class PlacementService(Protocol):
         """Return a ready replica, the same one while it is ready; None if no replica is ready."""
 
     def readiness_summary(self, model: str | None) -> tuple[str, str]:
-        """Return the model's name, or "" if the router does not know it; and a text for an operator: the number of
-        ready replicas of the model, or of all models, and the reasons why others are not."""
+        """Return the model's name, and a text for an operator. The name is "" if the router does not know it. The text
+        has the number of ready replicas of the model, or of all models, and the reasons why others are not."""
 
     def register_response_owner(self, response_id: str, replica: str, tenant: str) -> None:
         """Record a stored response that the replica made for this tenant."""

@@ -198,10 +198,10 @@ class InsightsService:
 
     def _unserved_rows(self, now_s: float) -> Rows:
         """Return models that were requested within RECENT_S and have no ready replica, the last requested one first."""
-        models, fleet = self._router.models, self._router.fleet
+        router, models = self._router, self._router.models
         at_s = sorted(self._unready_at_s.items(), key=lambda each: -each[1])
         names = [name for name, last_s in at_s if last_s > now_s - RECENT_S and models.find_known_name(name) == name]
-        rows = [name for name in names if not fleet.list_serving(name)][:MODELS_SHOWN_MAX]
+        rows = [name for name in names if not router.fleet.list_serving(name)][:MODELS_SHOWN_MAX]
         return [{"model": name, "why": models.readiness_summary(name)} for name in rows]
 
     def _counted_row(self) -> dict[str, int]:

@@ -288,7 +288,7 @@ class ControlPlane:
                 self.router.observations.check(time.monotonic())
                 self.unshared.check(time.monotonic())
                 self.metrics.check()
-                self.lifecycle.look_for_lost_events(time.monotonic())
+                self.lifecycle.check(time.monotonic())
                 moving, uncounted = self.router.list_active(since_s)
                 since_s = time.monotonic()
                 if moving or uncounted:

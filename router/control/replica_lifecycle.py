@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
 
 from router.core.fleet.breaker import State
+from router.core.fleet.flap_filter import FlapFilter, FlapPhase
 from router.core.placement.router import Router
 from router.core.types.placements import REPLICA_GRADES, Confidence
 from router.core.types.replicas import Replica
@@ -26,7 +27,6 @@ from router.telemetry.counters import RequestMetrics
 log = logging.getLogger(__name__)
 
 EVENTS_DOWN_S = 60.0  # time without a connection after which a ready replica's event stream is logged
-FALLS_S, FALLS_MAX = 600.0, 20  # time for which falls of a replica's grade are kept, and how many
 _BREAKER = {  # text and event of a log line, by the new state of a circuit breaker
     State.CLOSED: ("circuit breaker closed", "breaker_closed"),
     State.OPEN: ("circuit breaker opened", "breaker_open"),
@@ -52,7 +52,7 @@ class ReplicaLifecycle:
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its peer address
         self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its KV connector
         self._grades: dict[str, Confidence] = {}  # grades as last logged, by replica
-        self._falls: dict[str, deque[float]] = {}  # replica -> times at which its grade fell
+        self._falls: defaultdict[str, FlapFilter] = defaultdict(FlapFilter)  # replica -> falls of its grade
         self._unheard: dict[str, float] = {}  # replica -> time since which its event stream, already logged, is down
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
@@ -211,23 +211,48 @@ class ReplicaLifecycle:
 
     def on_grade_changed(self, replica: str, grade: Confidence, why: str) -> None:
         """Log a change of the replica's grade, with its reason. A fall from `exact` is a warning. A replica that is
-        down also loses its grade: that is logged at debug level only."""
+        down also loses its grade: that is logged at debug level only. So are changes of a grade that falls repeatedly,
+        after one line."""
         before = self._grades.get(replica, Confidence.ESTIMATED)
         self._grades[replica] = grade
         member = self._router.fleet.member(replica)
-        level = logging.WARNING if before is Confidence.EXACT else logging.INFO
+        level, phase = logging.WARNING if before is Confidence.EXACT else logging.INFO, FlapPhase.NONE
+        fields: dict[str, str | int] = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
         if member is not None and not member.ready and grade is Confidence.ESTIMATED:
             level = logging.DEBUG
-        elif member is not None and REPLICA_GRADES.index(grade) > REPLICA_GRADES.index(before):
-            self._falls.setdefault(replica, deque(maxlen=FALLS_MAX)).append(time.monotonic())
-            self._metrics.count_grade_fall(replica)
-        fields = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
+        else:
+            now_s, falls = time.monotonic(), self._falls[replica]
+            fell = member is not None and REPLICA_GRADES.index(grade) > REPLICA_GRADES.index(before)
+            phase = falls.note_change(now_s, flap=fell)
+            if fell:
+                self._metrics.count_grade_fall(replica)
+            if phase is FlapPhase.BEGINS:
+                text = "confidence grade of a replica falls repeatedly; further changes are logged at debug level"
+                flaps = {**fields, "falls": falls.count(now_s)}
+                log.warning(text, extra={"event": "grade_flaps", "fields": flaps})
+        if phase is not FlapPhase.NONE:
+            level = logging.DEBUG
         log.log(level, "confidence grade of a replica changed", extra={"event": "grade_changed", "fields": fields})
 
     def count_grade_falls(self, replica: str) -> int:
-        """Return how often the replica's grade fell within FALLS_S, at most FALLS_MAX."""
-        since_s = time.monotonic() - FALLS_S
-        return sum(at_s >= since_s for at_s in self._falls.get(replica, ()))
+        """Return how often the replica's grade fell within the last ten minutes, at most KEPT_MAX (flap_filter.py)."""
+        falls = self._falls.get(replica)
+        return falls.count(time.monotonic()) if falls is not None else 0
+
+    def look_for_steady_grades(self, now_s: float) -> None:
+        """Log each replica with a grade that no longer falls repeatedly."""
+        for replica, falls in self._falls.items():
+            if falls.end_if_steady(now_s):
+                grade, why = self._router.knowledge.grade_of(replica)
+                fields = {"replica": replica, "grade": grade.value, "why": why}
+                log.info(
+                    "confidence grade of a replica is steady again", extra={"event": "grade_steady", "fields": fields}
+                )
+
+    def check(self, now_s: float) -> None:
+        """Log lost event streams and grades that are steady again. Call it every second."""
+        self.look_for_lost_events(now_s)
+        self.look_for_steady_grades(now_s)
 
     def look_for_lost_events(self, now_s: float) -> None:
         """Log each ready replica with an event stream that has had no connection for a minute, once for each loss."""

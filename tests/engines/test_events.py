@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from router.core.fleet.flap_filter import STEADY_S
 from router.core.kv_events.stream import StreamLimits
 from router.core.types.placements import Confidence
+from router.engines.kv_events.follower import WHYS_MAX
 from router.engines.kv_events.subscriber import EventStreamManager
 from tests.engines.event_world import SHORT, Index, Publisher, World, stored
 from tests.support.figures import figure
@@ -270,3 +273,30 @@ async def test_every_address_of_a_name_is_tried(
     await again.say(stored(7))
     await index.until(lambda: index.credited == {7})
     await index.graded(Confidence.EXACT, "joined at batch 0")
+
+
+async def test_an_event_stream_that_flaps_has_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that publishes at one unreachable address after another is logged a few times, then once as flapping,
+    and once when it has events and has not changed for a while."""
+    later_s, index, publisher = [0.0], Index(), world.publisher()
+
+    def lines() -> list[str]:
+        events = (getattr(each, "event", "") for each in caplog.records if each.levelno >= logging.INFO)
+        return [event for event in events if event.startswith("event_stream")]
+
+    with caplog.at_level(logging.INFO):
+        await world.follow(index, poll_s=0.01, clock=lambda: time.monotonic() + later_s[0])
+        for number in range(2 * WHYS_MAX):
+            known = len(index.grades)
+            world.page.vllm(publisher)
+            world.page.pages["/kv_event_sources"]["0"]["endpoint"] = f"tcp://127.0.0.1:{number + 1}"
+            await index.until(lambda known=known: len(index.grades) > known)  # type: ignore[misc]
+        assert lines() == ["event_stream"] * (WHYS_MAX - 1) + ["event_stream_flaps"]
+        world.page.vllm(publisher)
+        await publisher.say(stored(0))
+        await index.graded(Confidence.EXACT, "joined at batch 0")
+        later_s[0] = STEADY_S + 1
+        await publisher.say(stored(1))
+        await index.until(lambda: index.credited == {0, 1})
+        await until(lambda: lines()[-1] == "event_stream_steady")
+        assert lines().count("event_stream_steady") == 1

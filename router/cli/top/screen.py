@@ -171,8 +171,8 @@ def _render_verified(recent: dict[str, int], totals: dict[str, Any]) -> Line:
 
 
 def _render_troubles(page: dict[str, Any]) -> list[Line]:
-    """Return a line of the replicas that take no requests, each with the reason, one of each requested model without
-    a ready replica, and one with the reason for which routers share no state; none without such a trouble."""
+    """Return lines of troubles: replicas that take no requests, requested models without a ready replica, and the
+    reason for which routers share no state."""
     down = [row for row in page["replicas"] if not _takes_requests(row) and not row["warming"]]
     named = ", ".join(f"{_name(row)} ({row['why'] or row['state']})" for row in down[:NAMED_MAX])
     more = f" and {len(down) - NAMED_MAX} more" if len(down) > NAMED_MAX else ""

@@ -139,13 +139,13 @@ class Models:
         self._contexts.clear()
 
     def find_known_name(self, model: str | None) -> str:
-        """Return the name if a replica serves it, ready or not; else its expected base model; "" for any other text
-        that a client may have sent."""
+        """Return the name if a replica serves it, ready or not, else its expected base model. Any other text that a
+        client may have sent is ""."""
         return model if model and self.engines(model) else self.find_expected_base(model)
 
     def readiness_summary(self, model: str = "") -> str:
         """Return the number of ready replicas and the most frequent reasons why others are not, as text for operators
-        in a refusal. `model` is a known name: the replicas are those that serve it. "" stands for all models."""
+        in a refusal. With a known name as `model`, the replicas are those that serve it."""
         fleet = self._fleet.members.values()
         if not fleet:
             return "no replica is known: set --replica URL, or check discovery"

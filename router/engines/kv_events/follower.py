@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from router.core.cache_state.event_lag import EventLag
+from router.core.fleet.flap_filter import FlapFilter, FlapPhase
 from router.core.kv_events.batch_decoder import Removed, Stored, slices
 from router.core.kv_events.event_state_codec import EngineState, UnreadableState
 from router.core.kv_events.sink import EventSink, dispatch
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 YIELD_S = 0.0005  # work in one step, before the stream waits for its turn of the event loop
 SLICE_BLOCKS = 256  # blocks applied in one step: about half a millisecond
+WHYS_MAX = 6  # reasons for the same grade within ten minutes from which they are no longer logged one by one
 FIND_AGAIN_S = 1.0  # pause after a replica did not state the source of its events
 
 
@@ -93,6 +95,7 @@ class EventStreamReader:
         self._look = asyncio.Event()  # set to query the replica for its source again
         self._events = self._blocks = 0
         self._why, self._graded = "not requested yet", Confidence.ESTIMATED
+        self._whys = FlapFilter(WHYS_MAX)
         self._lag_s: float | None = None  # lag of the last batch when it was received
         self._lateness = EventLag()
         self._turns: Turns | None = None  # turns of the stream that is followed
@@ -236,6 +239,7 @@ class EventStreamReader:
                 busy |= self._answer(stream)
                 await self._perform(stream)
                 await self._yield_if_due()  # batches that wait for a replay take time too, and can be many
+            self._log_if_steady()
             if not self.wake.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_wait_s(stream, clock())):
@@ -359,11 +363,25 @@ class EventStreamReader:
     def _grade(self, grade: Confidence, why: str) -> None:
         if why != self._why:
             if grade is self._graded:  # the sink logs a changed grade
-                fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
-                level = logging.DEBUG if grade is Confidence.CATCHING_UP else logging.INFO
-                log.log(level, "event stream", extra={"event": "event_stream", "fields": fields})
+                self._log_why(grade, why)
             self._why, self._graded = why, grade
             self._sink.grade(self.replica.id, grade, why, self._shared.clock())
+
+    def _log_why(self, grade: Confidence, why: str) -> None:
+        """Log another reason for the same grade. Reasons that change repeatedly have one line."""
+        fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
+        minor = grade is Confidence.CATCHING_UP
+        phase = FlapPhase.LASTS if minor else self._whys.note_change(self._shared.clock())
+        if phase is FlapPhase.BEGINS:
+            text = "KV event stream changes repeatedly; further changes are logged at debug level"
+            log.info(text, extra={"event": "event_stream_flaps", "fields": fields})
+        level = logging.INFO if phase is FlapPhase.NONE else logging.DEBUG
+        log.log(level, "event stream", extra={"event": "event_stream", "fields": fields})
+
+    def _log_if_steady(self) -> None:
+        if self._whys.end_if_steady(self._shared.clock()):
+            fields = {"replica": self.replica.id, "grade": self._graded.value, "why": self._why}
+            log.info("KV event stream is steady again", extra={"event": "event_stream_steady", "fields": fields})
 
     def _stop_replay(self) -> None:
         if self._replay is not None:
