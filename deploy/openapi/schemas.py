@@ -402,7 +402,9 @@ def _branches() -> Part:
         **each(text(), "template label change role path cost text shape before after"),
         **each(whole(), "rank templates message at_bytes requests lost_tokens evicted_tokens"),
         **each(maybe(number()), "lost_tokens_per_h gpu_s_per_h"),
-        "last_at_s": number(),
+        "last_at_s": number("Unix time of the last case; 0: unknown."),
+        "recent": flag("True if there was a case in the last minute. Others are last."),
+        "tenants": rows(text("A tenant with a case, the one with the last case first.")),
     }
     difference: Part = {"type": "object", "description": "A difference between its prompts."}
     template = {

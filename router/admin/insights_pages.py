@@ -18,6 +18,7 @@ from router import __version__
 from router.admin.decision_rows import fields_of
 from router.admin.page_table import AdminRequest, AdminResponse, AdminRoute, get_route, json_answer
 from router.admin.replica_rows import Peers, ReplicaRows
+from router.config.api_keys import NONE
 from router.config.schema import InsightsSettings
 from router.core.estimators.token_ratio import BYTES_PER_TOKEN
 from router.core.insights.ledger.advice import NOTHING
@@ -244,11 +245,14 @@ class InsightsService:
 
     def _advice(self, rows_max: int) -> Rows:
         model = self._router.fleet.prefill_model()
-        return self.ledger.advice(
+        rows = self.ledger.advice(
             rows_max,
             ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,
             kv_tokens=sum(member.load.kv_tokens_max or 0 for member in self._router.fleet.ready()),
         )
+        for row in rows:
+            row["tenants"] = [each for each in row["tenants"] if each not in ("", NONE)]
+        return rows
 
     def _split(self) -> dict[str, Any] | None:
         """Return the replicas with a KV connector for disaggregated prefill, those that prefill first, and their pairs;

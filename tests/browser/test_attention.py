@@ -8,6 +8,8 @@ from tests.browser.admin import opened
 from tests.browser.tab import Tab
 from tests.support.observatory_page import observatory
 
+UNDER_WAY = {"in_flight": 40, "waiting": 9}
+
 
 async def test_a_replica_that_differs_from_its_peers_is_named(tab: Tab) -> None:
     """A slow replica, one that gets nothing and one with a cache state that is lost again and again: each is above
@@ -44,11 +46,13 @@ async def test_a_replica_that_differs_from_its_peers_is_named(tab: Tab) -> None:
 async def test_one_tenant_and_a_young_router(tab: Tab) -> None:
     """A tenant with most of the work is named while requests wait, and not in a fleet at ease; the time since the start
     stands beside other rows only."""
-    words = "Tenant batch causes 91 % of the computed prompt tokens of the last minutes, with 70 % of the requests."
+    words = "Tenant batch causes 91 % of the computed prompt tokens of the last minutes, with 70 % of the requests. "
+    words += "It has 40 of 54 requests in flight."
     tenants = [
-        {"tenant": "batch", "requests_per_s": 7.0, "request_share": 0.7, "computed_share": 0.91},
-        {"tenant": "acme", "requests_per_s": 3.0, "request_share": 0.3, "computed_share": 0.09},
+        {"tenant": "batch", "requests_per_s": 7.0, "request_share": 0.7, "computed_share": 0.91} | UNDER_WAY,
+        {"tenant": "acme", "requests_per_s": 3.0, "request_share": 0.3, "computed_share": 0.09} | UNDER_WAY,
     ]
+    tenants[1] |= {"in_flight": 14, "waiting": 0}
 
     def crowded(usage: float, named: list[Any]) -> Any:
         def page(now_s: float) -> Any:
@@ -62,6 +66,8 @@ async def test_one_tenant_and_a_young_router(tab: Tab) -> None:
         attention = await tab.text("#attention")
         assert words in attention
         assert "This router started 2 min ago" in attention
+        assert (await tab.text("#tenants")).split()[-14:] == ["batch", "40", "9", "7.0", "70", "%", "91", "%", "acme",
+                                                              "14", "0", "3.0", "30", "%", "9", "%"][-14:]  # fmt: skip
     async with opened(tab, crowded(0.5, tenants)):
         attention = await tab.text("#attention")
         assert "Tenant" not in attention

@@ -68,13 +68,20 @@ async def test_what_was_mended_needs_no_attention(tab: Tab) -> None:
 
     def mended(now_s: float) -> Any:
         page = observatory(now_s)
-        page["advice"][0]["last_at_s"], page["advice"][1]["last_at_s"] = now_s - 300, now_s - 3
-        return page
+        first, second, third = page["advice"]
+        first |= {"last_at_s": now_s - 300, "recent": False, "tenants": ["bank", "acme"]}
+        second |= {"last_at_s": now_s - 3}
+        return page | {"advice": [second, third, first]}
 
     async with opened(tab, mended):
         assert "1.9M tokens an hour can be saved" in await tab.text("#attention")
         advice = await tab.text("#advice")
-        assert advice.index("8.1M tokens/h") < advice.index("last 5 min ago") < advice.index("1.9M tokens/h")
+        assert advice.index("1.9M tokens/h") < advice.index("8.1M tokens/h") < advice.index("last 5 min ago")
+        assert "tenants bank, acme" in advice
+        past = await tab.js(
+            "return [...document.querySelectorAll('#advice li')].map((row) => row.classList.contains('past'))"
+        )
+        assert past == [False, False, True]
 
 
 async def test_the_page_is_of_one_router(tab: Tab) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from router.cli.main import main
 from router.cli.top import plain
-from router.cli.top.screen import TEMPLATES_MAX, screen
+from router.cli.top.screen import TEMPLATES_MAX, Grid, screen
 from router.cli.top.terminal import render
 from tests.support.observatory_page import empty, observatory
 
@@ -312,3 +312,35 @@ def test_routers_that_share_nothing_are_named() -> None:
     assert "share no state" not in plain.render(screen(page))
     page["router"]["unshared"] = why
     assert f"routers share no state: {why}" in plain.render(screen(page))
+
+
+def test_tenants_with_open_requests_are_listed() -> None:
+    """Those with the most requests in flight first, a few of them. A router without names of tenants has no table."""
+    page = observatory(NOW_S)
+    lines = plain.render(screen(page)).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("Tenant"))
+    assert lines[at].split("  ")[0] == "Tenant"
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["bank", "34", "3", "3.6", "37.4", "%", "45.0", "%"],
+        ["acme", "21", "0", "6.1", "62.6", "%", "55.0", "%"],
+    ]
+    (row, _) = page["tenants"]
+    page["tenants"] = [{**row, "tenant": f"t{number}", "in_flight": number} for number in range(20)]
+    text = plain.render(screen(page))
+    assert [name in text for name in ("t19 ", "t15 ", "t14 ")] == [True, True, False]
+    page["tenants"] = [{**row, "tenant": "none"}]
+    assert "Tenant" not in plain.render(screen(page))
+
+
+def test_advice_names_tenants_and_its_last_case() -> None:
+    """A row without a case in the last minute says so, and is grey; times to first token name their window."""
+    page = observatory(NOW_S)
+    page["advice"][1] |= {"recent": False, "tenants": ["bank", "acme"]}
+    parts = screen(page)
+    text = plain.render(parts)
+    assert "tenants: bank, acme; no case in the last minute)" in text
+    assert text.count("no case in the last minute") == 1
+    (advice,) = (part for part in parts if isinstance(part, Grid) and part.columns[0].name == "#")
+    assert [{cell.style for cell in row} for row in advice.rows] == [{""}, {"bright_black"}, {""}]
+    assert "TTFT of 10 min" in text
+    assert "TTFT 2 min p50" in text

@@ -217,6 +217,7 @@ def _advice(label: str) -> list[dict[str, Any]]:
              "gpu_s_per_h", "text", "shape", "before", "after")  # fmt: skip
     found = [dict(zip(names, row, strict=True)) for row in rows]
     for number, row in enumerate(found, 1):
+        row |= {"recent": True, "tenants": ["acme"], "last_at_s": 0.0}
         row |= {"rank": number, "templates": 1, "evicted_tokens": 0, "lost_tokens": row["lost_tokens_per_h"]}
         row["cost"] = f"{row['lost_tokens_per_h'] / 1e6:.3g}M tokens an hour"
     return found
@@ -235,8 +236,8 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def _tenants() -> list[dict[str, Any]]:
-    rows = [("acme", 6.1, 0.6256, 0.55), ("bank", 3.65, 0.3744, 0.45)]
-    names = ("tenant", "requests_per_s", "request_share", "computed_share")
+    rows = [("acme", 6.1, 0.6256, 0.55, 21, 0), ("bank", 3.65, 0.3744, 0.45, 34, 3)]
+    names = ("tenant", "requests_per_s", "request_share", "computed_share", "in_flight", "waiting")
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 

@@ -1,8 +1,8 @@
 // What is wrong, since when, and what to do: a few sentences, drawn from the same figures as everything below them.
 
-import { clock, count, percent, replicaName, seconds, share, span } from "./format.js";
+import { clock, count, listed, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { dominant, flapping, idleReplicas, listed, restarted, slowReplicas, unservedModels } from "./unevenness.js";
+import { dominant, flapping, idleReplicas, restarted, slowReplicas, unservedModels } from "./unevenness.js";
 import { standing, taking } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
@@ -14,7 +14,6 @@ const FELL = 0.1; // of the hit rate: ten points
 const ROSE = 2; // times the time to first token
 const TTFT_S = 0.2; // below it nobody minds
 const REPLAYS = 0.5; // of all hits
-const MENDED_S = 120; // without another request that lost by it
 const ADVISED_MIN = 5; // requests that lost by something, before that stands above everything
 const OFF = 0.1; // of verified prompt tokens, between what was predicted and what engines said
 const FAILING = 0.01, FAILED_MIN = 3; // of the last minute's requests
@@ -110,9 +109,9 @@ function mispredicted({ timeline }) {
   return [{ key: "off", kind: "fair", words: `Engines find ${percent(high, 0)} fewer cached tokens than predicted: check the confidence in the replicas' cache state.`, to: ["replicas-title", "Replicas"] }];
 }
 
-// What was not seen of late may be mended: it stays in the list of advice until it has faded.
-function advised({ advice, now_s }) {
-  const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && !(row.last_at_s && now_s - row.last_at_s > MENDED_S));
+// A loss without a case in the last minute may be mended. It stays in the list of advice, in grey, until it has faded.
+function advised({ advice }) {
+  const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && row.recent !== false);
   if (!worst) return [];
   const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were recomputed`;
   return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "Advice"] }];

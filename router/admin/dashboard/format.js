@@ -69,3 +69,11 @@ export function replicaName({ id, name }) {
 export function share(part, of) {
   return of > 0 ? part / of : null;
 }
+
+export const NAMED_MAX = 3;
+
+// The first few rows in words, and how many more there are.
+export function listed(rows, words) {
+  const more = rows.length > NAMED_MAX ? ` and ${rows.length - NAMED_MAX} more` : "";
+  return rows.slice(0, NAMED_MAX).map(words).join(", ") + more;
+}

@@ -11,7 +11,7 @@ import { Panels } from "./panels.js";
 import { showReasons } from "./reasons.js";
 import { Requests } from "./requests.js";
 import { summed } from "./sums.js";
-import { showAdvice, showGroups, showModels, showReplicas } from "./tables.js";
+import { showAdvice, showGroups, showModels, showReplicas, showTenants } from "./tables.js";
 import { showTiles } from "./tiles.js";
 import { showLinks, Toolbar } from "./toolbar.js";
 
@@ -70,6 +70,7 @@ export class Page {
     if (seen.models) showModels($("models"), seen.models, seen.replicas, this.narrow);
     showReplicas($("replicas"), seen.replicas, this.narrow);
     showSplit($("split-card"), $("split-note"), $("split"), $("pairs"), seen);
+    showTenants($("tenants-card"), $("tenants"), seen.tenants, this.narrow);
     showGroups($("groups"), seen.groups, this.narrow);
   }
 

@@ -1,6 +1,6 @@
 // Replicas, groups of requests, advice.
 
-import { count, millis, percent, rate, replicaName, seconds, share, span, NONE } from "./format.js";
+import { count, listed, millis, percent, rate, replicaName, seconds, share, span, NONE } from "./format.js";
 import { bar, h, keyed, set, table, text } from "./dom.js";
 
 const GRADES = {
@@ -108,6 +108,21 @@ export function showModels(element, models, replicas, chosen) {
   table(element, columns, models, ({ model }) => model, "No requests yet.");
 }
 
+// Per tenant, now and in the last two minutes; hidden while no tenant is named.
+export function showTenants(card, element, tenants = [], chosen) {
+  card.hidden = !tenants.some(({ tenant }) => !UNNAMED.has(tenant));
+  const columns = [
+    { name: "Tenant", header: true, fill: narrowing(({ tenant }) => tenant, ({ tenant }) => ({ tenant }), chosen) },
+    { name: "In flight", numeric: true, title: "requests placed or in the queue", value: (row) => count(row.in_flight) },
+    { name: "Waiting", numeric: true, title: "requests in the queue", value: (row) => count(row.waiting) },
+    { name: "Requests/s", numeric: true, value: (row) => rate(row.requests_per_s) },
+    { name: "Share", numeric: true, title: "of all requests", value: (row) => percent(row.request_share, 0) },
+    { name: "Computed", numeric: true, title: "share of the prompt tokens that engines computed", value: (row) => percent(row.computed_share, 0) },
+  ];
+  const most = [...tenants].sort((a, b) => b.in_flight - a.in_flight || b.computed_share - a.computed_share);
+  table(element, columns, most, ({ tenant }) => tenant, "No requests in the last minutes.");
+}
+
 export function showGroups(element, groups, chosen) {
   const columns = [
     { name: "Route", header: true, value: (row) => row.route },
@@ -165,10 +180,12 @@ export function showAdvice(element, { advice, now_s, no_advice }) {
     text(words, row.text);
     const facts = [row.label || (row.template ? `template ${String(row.template).slice(0, 6)}` : "")];
     if (row.path || row.message >= 0) facts.push(place(row));
+    if (row.tenants?.length) facts.push(`${row.tenants.length === 1 ? "tenant" : "tenants"} ${listed(row.tenants, (each) => each)}`);
     if (row.last_at_s) facts.push(`last ${span(Math.max(0, now_s - row.last_at_s))} ago`);
     text(where, facts.filter(Boolean).join(" · "));
     where.hidden = !where.textContent;
     showDifference(difference, row);
     item.classList.toggle("plain", difference.hidden);
+    item.classList.toggle("past", row.recent === false);
   });
 }

@@ -1,19 +1,12 @@
 // What needs attention in one replica, one tenant, or a young router, while the sums of the fleet may look usual.
 
-import { percent, replicaName, span } from "./format.js";
+import { listed, NAMED_MAX, percent, replicaName, span } from "./format.js";
 import { UNNAMED } from "./tables.js";
 
-const NAMED_MAX = 3;
 const FALLS_MIN = 3; // of a replica's grade, in the ten minutes for which the router counts them
 const DOMINANT = 0.6; // of the computed prompt tokens of the last minutes
 const SETTLED_S = 600; // after a start: as long as the router's timeline
 const REPLICAS = ["replicas-title", "Replicas"];
-
-// The first few rows in words, and how many more there are.
-export function listed(rows, words) {
-  const more = rows.length > NAMED_MAX ? ` and ${rows.length - NAMED_MAX} more` : "";
-  return rows.slice(0, NAMED_MAX).map(words).join(", ") + more;
-}
 
 export function slowReplicas({ replicas }) {
   const found = replicas.filter(({ ready, slow }) => ready && slow);
@@ -45,7 +38,11 @@ export function flapping({ replicas }) {
 export function dominant({ tenants }, strained) {
   const [first, ...others] = tenants ?? [];
   if (!strained || !first || UNNAMED.has(first.tenant) || others.length === 0 || first.computed_share < DOMINANT) return [];
-  return [{ key: "tenant", kind: "fair", words: `Tenant ${first.tenant} causes ${percent(first.computed_share, 0)} of the computed prompt tokens of the last minutes, with ${percent(first.request_share, 0)} of the requests.`, to: ["groups-title", "Request groups"] }];
+  return [{ key: "tenant", kind: "fair", words: `Tenant ${first.tenant} causes ${percent(first.computed_share, 0)} of the computed prompt tokens of the last minutes, with ${percent(first.request_share, 0)} of the requests.${inFlight(first, tenants)}`, to: ["tenants-title", "Tenants"] }];
+}
+
+function inFlight({ in_flight: own }, tenants) {
+  return own ? ` It has ${own} of ${tenants.reduce((sum, each) => sum + each.in_flight, 0)} requests in flight.` : "";
 }
 
 // Beside other rows only: it explains them.

@@ -16,6 +16,7 @@ from router.core.types.cache_misses import AVOIDABLE, MissReason
 BAR_CELLS = 20
 LIVE_ADVICE_MAX = 3
 NAMED_MAX = 3  # replicas without requests that the head names
+TENANTS_MAX = 5
 TEMPLATES_MAX = 16  # the rest are on the dashboard, and on /admin/templates
 LABEL_CHARS_MAX = 60
 COLOURS = {
@@ -27,6 +28,7 @@ COLOURS = {
     MissReason.MISPREDICTED: "cyan",
 }
 NONE = "-"
+UNNAMED = ("none", "other")  # labels that stand for no tenant, or for many
 # least share of prompt tokens with a cached-token count by the engine; below it the actual rate is shown in grey
 VERIFIED_MIN = 0.2
 
@@ -71,7 +73,7 @@ def screen(page: dict[str, Any], *, height: int | None = None, gone: str = "", f
     head: list[Line | Grid] = [_line(printable(gone), "bold red")] if gone else []
     head += _headline(page)
     end = [_line(foot, "bright_black")] if foot else []
-    grids = [_reasons(page), _advice(page["advice"]), _replicas(page), _templates(page)]
+    grids = [_reasons(page), _advice(page["advice"]), _replicas(page), _tenants(page), _templates(page)]
     grids = [grid for grid in grids if grid.rows]
     if height is None:
         for grid in grids:
@@ -137,15 +139,15 @@ def _headline(page: dict[str, Any]) -> list[Line]:
                 Cell(_percent(recent["hit_tokens"], prompt), "bold"),
                 Cell(f" (genuine {genuine}, replay {replay})"),
                 Cell(f"   ever {_percent(totals['hit_tokens'], totals['prompt_tokens'])}"),
+                Cell(f"   diversity {_format_fixed(totals['diversity'])}"),
             )
         ),
         _render_verified(recent, totals),
         Line(
             (
-                Cell("TTFT "),
+                Cell("TTFT of 10 min  "),
                 Cell(f"p50 {_seconds(totals['ttft_p50_s'])}", "bold"),
                 Cell(f"  p90 {_seconds(totals['ttft_p90_s'])}  p99 {_seconds(totals['ttft_p99_s'])}"),
-                Cell(f"   diversity {_format_fixed(totals['diversity'])}"),
                 Cell(f"   {taking} of {len(page['replicas'])} take requests", "bold red" if down else ""),
             )
         ),
@@ -222,18 +224,22 @@ def _reasons(page: dict[str, Any]) -> Grid:
 
 
 def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
+    """Return advice. Rows without a case in the last minute are grey."""
     rows = []
     for row in advice:
-        label = printable(row["label"])[:LABEL_CHARS_MAX]
-        words = Cell(printable(row["text"]) + (f" ({label})" if label else ""))
-        lost, gpu = Cell(printable(row["cost"] or NONE)), Cell(_format_fixed(row["gpu_s_per_h"], 1))
-        rows.append((Cell(str(row["rank"])), lost, gpu, words))
+        label, style = printable(row["label"])[:LABEL_CHARS_MAX], "" if row["recent"] else "bright_black"
+        about = [label, f"tenants: {', '.join(row['tenants'])}" if row["tenants"] else ""]
+        about += [] if row["recent"] else ["no case in the last minute"]
+        named = "; ".join(filter(None, about))
+        text = printable(row["text"] + (f" ({named})" if named else ""))
+        cells = (str(row["rank"]), printable(row["cost"] or NONE), _format_fixed(row["gpu_s_per_h"], 1), text)
+        rows.append(tuple(Cell(each, style) for each in cells))
     return Grid((*_columns(">#", ">cost", ">GPU-s/h"), Column("Advice", folds=True)), rows)
 
 
 def _replicas(page: dict[str, Any]) -> Grid:
     """Return replicas, those that take no requests first, each with its errors among the last requests. Rates and times
-    are of the last minutes."""
+    are of the last two minutes, and fade."""
     errors = _errors(page["decisions"])
     rows = []
     for row in sorted(page["replicas"], key=_takes_requests):
@@ -245,9 +251,23 @@ def _replicas(page: dict[str, Any]) -> Grid:
              Cell(f"{row['pending_prefill_ms']:.0f} ms"), Cell(_percent(row["kv_usage"], 1)),
              Cell(str(failed), "bold red" if failed else ""), Cell(printable(row["grade"])), _render_readiness(row))
         )  # fmt: skip
-    names = _columns("Replica", ">req/s", ">share", ">TTFT p50", ">p90", ">open", ">waiting", ">ahead", ">KV",
+    names = _columns("Replica", ">req/s", ">share", ">TTFT 2 min p50", ">p90", ">open", ">waiting", ">ahead", ">KV",
                      ">errors", "cache", "state", minor={"share", "waiting", "ahead"})  # fmt: skip
     return Grid(names, rows)
+
+
+def _tenants(page: dict[str, Any]) -> Grid:
+    """Return the tenants with the most requests in flight, if any tenant is named. Rates and shares are of the last two
+    minutes, and fade."""
+    rows = sorted(page.get("tenants", ()), key=lambda row: (-row["in_flight"], -row["computed_share"]))
+    named = any(row["tenant"] not in UNNAMED for row in rows)
+    cells = [
+        (Cell(printable(row["tenant"])), Cell(_count(row["in_flight"])), Cell(_count(row["waiting"])),
+         Cell(_format_fixed(row["requests_per_s"], 1)), Cell(_percent(row["request_share"], 1)),
+         Cell(_percent(row["computed_share"], 1)))
+        for row in rows[:TENANTS_MAX] if named
+    ]  # fmt: skip
+    return Grid(_columns("Tenant", ">in flight", ">waiting", ">req/s", ">share", ">of computed tokens"), cells)
 
 
 def _errors(decisions: Iterable[dict[str, Any]]) -> Counter[str]:

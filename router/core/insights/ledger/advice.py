@@ -8,14 +8,14 @@ elapsed time is reported. The list does not flicker (advice_hysteresis.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from router.core.insights.ledger.advice_hysteresis import AdviceHysteresis
-from router.core.insights.ledger.decaying_sums import AT, HIT, PROMPT, REPLAY, REQUESTS, SAVED_MS
+from router.core.insights.ledger.decaying_sums import AT, HIT, PROMPT, REPLAY, REPLAYS, REQUESTS, SAVED_MS
 from router.core.insights.ledger.faults import FILLS_SHARE, Fault, Head, charge, faults_of, heads, heads_of
-from router.core.insights.ledger.lost_tokens import PATH_CHARS_MAX, PIECES_MAX, Loss
+from router.core.insights.ledger.lost_tokens import PATH_CHARS_MAX, PIECES_MAX, Cases, Loss
 from router.core.insights.ledger.template_tree import TemplateTree, format_template_id
 from router.core.types.cache_misses import DifferenceKind, MissReason
 
@@ -24,6 +24,7 @@ LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a differ
 COLD_WORTH = 0.2  # least share of all prompt tokens for a line about unseen prompts: some always are
 REPLAYS_WORTH = 0.5  # least share of all hits for a line about replays
 HOURLY_S_MIN, HOURLY_REQUESTS_MIN = 300.0, 20  # an hourly rate of less is meaningless
+RECENT_S = 60.0  # time after its last case for which advice is recent
 NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # text shown if the list has no row
 
 
@@ -38,6 +39,7 @@ class AdviceContext:
     ms_per_token: float  # price of prefill in the middle of a mean prompt
     kv_tokens: int  # KV capacity of the fleet in tokens; 0: unknown
     branches: TemplateTree
+    cases: Mapping[int, Cases] = field(default_factory=dict)  # index in a sum -> last cases by tenant
 
     def compute_hourly_rate(self, value: float, requests: float) -> float | None:
         """Return the hourly rate of a sum over this number of requests. None if they are too few."""
@@ -53,7 +55,8 @@ class AdviceContext:
 def advise(
     losses: Iterable[Loss], of: AdviceContext, rows_max: int, shown: AdviceHysteresis | None = None, now_s: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return the rows of `/admin/advice`. A row about replayed hits has no cost, but is always included, and last.
+    """Return the rows of `/admin/advice`, those without a recent case last. A row about replayed hits has no cost, but
+    is always included, and last.
     `shown` are the rows of the previous call, and `now_s` is the time of this one. Without `shown` no earlier rows are
     known."""
     shown = AdviceHysteresis() if shown is None else shown
@@ -77,7 +80,9 @@ def advise(
     for fault in sorted(faults, key=lambda each: each.tokens):
         by_key[fault.key] = fault
     cost = dict(costs)
+    cases = {key: _cases_of(key, by_key, of) for key in cost}
     order = _evicted_last(shown.rank_rows(list(cost.items()), now_s), cost)
+    order.sort(key=lambda key: not is_recent(cases[key], now_s))
     replays = _build_replay_rows(of)
     rows = [
         _build_reason_row(key, cost[key], order[:at], of)
@@ -85,10 +90,22 @@ def advise(
         else _build_fault_row(by_key[key], head, of)
         for at, key in enumerate(order[: max(0, rows_max - len(replays))])
     ]
+    last = [*(cases[key] for key in order[: len(rows)]), of.cases.get(REPLAYS, {})]
     rows += replays
-    for rank, row in enumerate(rows, 1):
-        row["rank"] = rank
+    for rank, (row, of_tenants) in enumerate(zip(rows, last, strict=False), 1):
+        row |= {"rank": rank, "recent": is_recent(of_tenants, now_s), "tenants": [*reversed(of_tenants)]}
+        if of_tenants:
+            row["last_at_s"] = round(max(of_tenants.values()), 3)
     return rows
+
+
+def is_recent(cases: Cases, now_s: float) -> bool:
+    """True if the last case was at most RECENT_S ago. Cases without a time are recent."""
+    return not cases or now_s - max(cases.values()) <= RECENT_S
+
+
+def _cases_of(key: Any, by_key: Mapping[Any, Fault], of: AdviceContext) -> Cases:  # noqa: ANN401 - a reason or a fault
+    return of.cases.get(AT[key], {}) if isinstance(key, MissReason) else by_key[key].loss.tenants
 
 
 def _evicted_last(order: list[Any], cost: Mapping[Any, float]) -> list[Any]:
@@ -109,6 +126,8 @@ def _row(change: str, text: str, lost_tokens: float, requests: float, of: Advice
     by_hour = of.compute_hourly_rate(lost_tokens, requests)
     return {
         "rank": 0,
+        "recent": True,
+        "tenants": [],
         "template": "",
         "label": "",
         "templates": 0,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from router.core.insights.ledger.lost_tokens import PIECES_MAX, Loss, place_of
+from router.core.insights.ledger.lost_tokens import PIECES_MAX, Loss, note_case, place_of
 from router.core.types.cache_misses import DifferenceKind
 
 TOKEN_BYTES = 16  # bytes between two beginnings of a token that count as one place
@@ -203,6 +203,9 @@ def _sum(losses: list[Loss], name: Loss | None = None) -> Loss:
     loss = Loss(named.template, named.last)
     loss.message = min(each.message for each in losses)
     loss.last_at_s = max(each.last_at_s for each in losses)
+    last_cases = sorted((at_s, tenant) for each in losses for tenant, at_s in each.tenants.items())
+    for at_s, tenant in last_cases:
+        note_case(loss.tenants, tenant, at_s)
     loss.begin_bytes = named.begin_bytes
     loss.requests = sum(each.requests for each in losses)
     loss.tokens = sum(each.tokens for each in losses)

@@ -15,10 +15,22 @@ from router.core.types.cache_misses import Difference, DifferenceKind
 LOSSES_MAX = 1_024
 PIECES_MAX = 64  # different pieces that are counted
 PATH_CHARS_MAX = 200
+TENANTS_MAX = 20  # tenants with the last cases that are kept
 FIRST_MESSAGES = 2  # the system prompt, and the first message of the conversation
 MARGIN = 8  # 1 in this number of losses, the least costly, is evicted at once
 
 Key = tuple[int, DifferenceKind, int, str]  # template, change, message, path
+
+
+Cases = dict[str, float]  # label of a tenant -> Unix time of its last case, in ascending order
+
+
+def note_case(cases: Cases, tenant: str, now_s: float) -> None:
+    """Record a case of a tenant, which is given by its label."""
+    cases.pop(tenant, None)
+    cases[tenant] = now_s
+    if len(cases) > TENANTS_MAX:
+        del cases[next(iter(cases))]
 
 
 class Loss:
@@ -35,6 +47,7 @@ class Loss:
             "pieces",
             "requests",
             "template",
+            "tenants",
         ),
         *("times", "tokens"),
     )
@@ -45,6 +58,7 @@ class Loss:
         self.message = difference.message  # number of the first message in which the difference was found
         self.last = difference
         self.last_at_s = 0.0
+        self.tenants: Cases = {}
         self.begin_bytes = begin_of(difference)
         self.requests = self.tokens = 0.0
         # requests, and those of them that changed earlier text of their own conversation
@@ -62,10 +76,18 @@ class Losses:
         self.templates: set[int] = set()  # templates that have a loss
 
     def add(
-        self, template: int, difference: Difference, tokens: int, weight: float, now_s: float, *, own: bool = False
+        self,
+        template: int,
+        difference: Difference,
+        tokens: int,
+        weight: float,
+        now_s: float,
+        *,
+        own: bool = False,
+        tenant: str = "",
     ) -> None:
         """Record that a request of this template differed, and that `tokens` had to be computed again. `own`: it
-        changed earlier text of the same conversation."""
+        changed earlier text of the same conversation. `tenant`: label of its tenant."""
         if not self._excerpts and (difference.before or difference.after):
             difference = _strip_text(difference)
         key = (template, difference.change, *place_of(difference))
@@ -78,6 +100,7 @@ class Losses:
         loss.requests += weight
         loss.tokens += tokens * weight
         loss.last_at_s = now_s
+        note_case(loss.tenants, tenant, now_s)
         loss.times += 1
         loss.in_conversations += own
         if difference.token_bytes >= 0:

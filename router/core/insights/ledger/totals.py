@@ -38,7 +38,7 @@ from router.core.insights.ledger.decaying_sums import (
     zeros,
 )
 from router.core.insights.ledger.groups import GROUP_PROMPT_TOKENS, GROUP_TTFT_S, Group, Groups
-from router.core.insights.ledger.lost_tokens import Losses
+from router.core.insights.ledger.lost_tokens import Cases, Losses, note_case
 from router.core.insights.ledger.recent_traffic import RecentTraffic
 from router.core.insights.ledger.template_tree import Branch, TemplateTree
 from router.core.insights.ledger.timeline import Timeline
@@ -102,7 +102,7 @@ class Ledger:
         self.totals = zeros()
         self.timeline = Timeline(now_s)
         self.branches = TemplateTree(templates_max)
-        self.groups = Groups(groups_max, steps_max, tenant)
+        self.groups, self._tenant = Groups(groups_max, steps_max, tenant), tenant
         self.losses = Losses(excerpts=excerpts)
         self.fading = DecayingSum(WINDOW_S, now_s)
         self.shown = AdviceHysteresis()
@@ -110,6 +110,7 @@ class Ledger:
         self.differences = dict.fromkeys(DifferenceKind, 0)  # requests by kind of difference
         # share of prompts that are no replays, of those for which this is known
         self.diversity = FadingRatio(DIVERSITY_WINDOW_S)
+        self._cases: dict[int, Cases] = {at: {} for at in (*AT.values(), REPLAYS)}  # index in a sum -> last cases
         self._hour = zeros()  # weighted sums of the last hour
         self._kinds: dict[Kind, Group] = {}
         self._branches, self._weight = self.branches.all, self.fading.weight
@@ -163,7 +164,7 @@ class Ledger:
                 now[TOOL_CALLS] += sighting.tool_calls
             template = sighting.template
             if sighting.difference is not None:
-                self._differs(sighting, sighting.difference, miss, end_s)
+                self._differs(sighting, sighting.difference, miss, end_s, record.client.tenant)
             if template:
                 branch = self._branches.get(template) or self.branches.get_or_create(template)
                 self._count_for_template(branch, miss, record.model)
@@ -193,10 +194,16 @@ class Ledger:
             branch.crowded_out += tokens * self._weight
 
     def _differs(
-        self, sighting: PromptAnalysis, difference: Difference, miss: TokenBreakdown | None, end_s: float
+        self,
+        sighting: PromptAnalysis,
+        difference: Difference,
+        miss: TokenBreakdown | None,
+        end_s: float,
+        tenant: str,
     ) -> None:
         lost, own = miss.misses.get(_DIVERGED, 0) if miss is not None else 0, not sighting.appended
-        self.losses.add(sighting.template, difference, lost, self._weight, end_s, own=own)
+        label = self._tenant(tenant)
+        self.losses.add(sighting.template, difference, lost, self._weight, end_s, own=own, tenant=label)
         if miss is not None and miss.prompt_tokens:
             self.differences[difference.change] += 1
 
@@ -216,6 +223,9 @@ class Ledger:
             if group.now[REQUESTS]:
                 groups.append(sums := group.settle(weight))
                 self.traffic.add_tenant(label.tenant, sums[REQUESTS], sums[PROMPT] - sums[HIT])
+                for at, cases in self._cases.items():
+                    if sums[at]:
+                        note_case(cases, label.tenant, now_s)
         if groups:
             now: list[float] = list(map(sum, zip(*groups, strict=True)))
             step = self.timeline.now
@@ -278,5 +288,6 @@ class Ledger:
             ms_per_token=ms_per_token(middle),
             kv_tokens=kv_tokens,
             branches=branches,
+            cases=self._cases,
         )
         return advise(self.losses.all.values(), situation, rows_max, self.shown, fading.now_s)
