@@ -267,7 +267,18 @@ def _history() -> Part:
         "at_s": whole("Unix seconds of its beginning."),
         "known": flag("False: no data for this step, and no other field."),
     }
-    span = {"now_s": number(), **each(whole(), "from_s to_s step_s"), "kept": ref("Kept"), "points": rows(ref("Point"))}
+    model = {"model": text(), **each(whole(), "requests failed shed hit_tokens verified_tokens")}
+    model |= each(whole(), "prompt_tokens completion_tokens")
+    group = {**each(text(), "route tenant step agent"), "tools": flag()}
+    group |= each(whole(), "requests prompt_tokens hit_tokens replay_tokens")
+    span = {
+        "now_s": number(),
+        **each(whole(), "from_s to_s step_s"),
+        "kept": ref("Kept"),
+        "points": rows(ref("Point")),
+        "models": rows(record("Sums of a model over the span, to the minute.", model)),
+        "groups": rows(record("Sums of a group of requests over the span, to the minute.", group)),
+    }
     return {
         "Kept": record("Age of the oldest data, and state of the history file.", kept),
         "Decisions": record("Decisions that fit, newest first.", found),

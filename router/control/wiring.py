@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from router.admin.history.breakdowns import count_now
 from router.admin.history.request_history import RouterHistory
 from router.admin.history.writer import HistoryWriter
 from router.admin.insights_pages import InsightsService
@@ -53,6 +54,7 @@ from router.telemetry.metrics import Metrics, MetricSources
 
 log = logging.getLogger(__name__)
 
+MODELS_READ_MAX = 1_000  # models with sums over time
 STALE_PROBES = 3  # probe intervals after which an engine's reported load no longer counts
 
 
@@ -139,7 +141,7 @@ class PartFactory:
         settings = self._settings.insights
         if not settings.enabled:
             return None
-        return InsightsService(
+        service = InsightsService(
             self._router,
             settings,
             tenant=metrics.requests.tenant,
@@ -154,6 +156,8 @@ class PartFactory:
             counted=metrics.sum_engine_counts,
             about_router=about_router,
         )
+        history.break_down(lambda: count_now(metrics.models(MODELS_READ_MAX), service.flush().groups.all))
+        return service
 
     def warmer(
         self,

@@ -46,7 +46,7 @@ class Admin:
     async def __aenter__(self) -> Self:
         routes = [
             get_route("/admin/observatory", self._answer),
-            get_route("/admin/series", self._found(series_page.series), "from_s", "to_s", "step_s"),
+            get_route("/admin/series", self._found(self._series), "from_s", "to_s", "step_s"),
             get_route("/admin/decisions", self._found(series_page.decisions), *PARAMETERS, "before", "limit"),
             get_route("/metrics", self._metrics),
         ]
@@ -63,6 +63,9 @@ class Admin:
 
     async def _metrics(self, _: AdminRequest) -> AdminResponse:
         return AdminResponse(200, b"warmroute_requests_total 4\n", TEXT)
+
+    def _series(self, now_s: float, query: Mapping[str, str]) -> Any:
+        return series_page.series(now_s, query, self.page(now_s))
 
     def _found(self, made: Answer) -> PageHandler:
         async def answer(call: AdminRequest) -> AdminResponse:

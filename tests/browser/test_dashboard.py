@@ -277,13 +277,15 @@ async def test_clients_words_stay_words(tab: Tab) -> None:
             row["difference"] and row["difference"].update(before=HOSTILE, path=HOSTILE)
         for row in page["replicas"]:
             row["why"] = HOSTILE
-        page["advice"][0].update(text=HOSTILE, before=HOSTILE, path=HOSTILE)
+        page["advice"][0].update(text=HOSTILE, before=HOSTILE, path=HOSTILE, tenants=[HOSTILE])
+        page["tenants"][0]["tenant"] = HOSTILE
+        page["unserved_models"] = [{"model": HOSTILE, "why": HOSTILE}]
         return page
 
     async with opened(tab, hostile):
         await tab.js("for (const each of document.querySelectorAll('details')) each.open = true")
         await tab.until(OPENED)
-        for part in ("#map table", "#advice", "#groups", "#decisions", "#replicas", "#attention"):
+        for part in ("#map table", "#advice", "#groups", "#tenants", "#decisions", "#replicas", "#attention"):
             assert HOSTILE in await tab.js("return document.querySelector(arguments[0]).textContent", part), part
         assert await tab.js(
             "return window.hurt === undefined && document.querySelectorAll('img, main script').length === 0"

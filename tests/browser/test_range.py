@@ -194,3 +194,30 @@ async def test_series_and_requests_can_be_taken_away(tab: Tab, tmp_path: Path) -
         assert len(everything["series"]["points"]) == 120
         assert everything["observatory"]["version"] == "0.8.0"
         assert await tab.complaints() == []
+
+
+async def test_models_and_groups_are_of_the_range(tab: Tab) -> None:
+    """Requests of models and groups are those of the time that the charts show; a model without requests then or now is
+    left out. A router without series shows those since its start, and says so."""
+    figures = "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].map((row) => row.innerText)"
+    async with opened(tab):
+        short = [await tab.js(figures, table) for table in ("models", "groups")]
+        assert "In the time range of the charts" in await tab.text("#models-note")
+        await tab.js(CLICK, "1 h")
+        await tab.until("return document.querySelector('#tile-hit dt').textContent.includes('1 h')")
+        await tab.until(f"return (() => {{ {figures} }})().join() !== arguments[1]", "models", ",".join(short[0]))
+        long = [await tab.js(figures, table) for table in ("models", "groups")]
+        assert [len(rows) for rows in long] == [len(rows) for rows in short]
+        assert all(a != b for rows in zip(short, long, strict=True) for a, b in zip(*rows, strict=True))
+
+    def gone(now_s: float) -> Any:
+        page = observatory(now_s)
+        old = {**dict.fromkeys(page["models"][0], 0), "model": "old"}
+        page["models"].append(old)
+        return page
+
+    async with opened(tab, gone):
+        assert "old" not in await tab.text("#models")
+    async with opened(tab, lambda now_s: gone(now_s) | {"pages": []}):
+        assert "old" in await tab.text("#models")
+        assert "Since the router started" in await tab.text("#groups-note")

@@ -22,8 +22,10 @@ APART_S = 3.0
 TIMES = {"ttft": 0.16, "itl": 0.021, "e2e": 4.1}
 
 
-def series(now_s: float, query: Mapping[str, str]) -> dict[str, Any]:
-    """The answer at that time. Raises ValueError with the router's words for a step that is too short."""
+def series(now_s: float, query: Mapping[str, str], seen: Any = None) -> dict[str, Any]:
+    """The answer at that time, with the models and groups of the observatory's page `seen`.
+
+    Raises ValueError with the router's words for a step that is too short."""
     to_s = float(query.get("to_s", now_s))
     from_s = float(query.get("from_s", to_s - 600))
     fitting = next(width for width in WIDTHS_S if (to_s - from_s) / width <= POINTS_MAX - 1)
@@ -34,7 +36,15 @@ def series(now_s: float, query: Mapping[str, str]) -> dict[str, Any]:
     points = [_point(number * step_s, step_s, now_s) for number in range(first, last)]
     kept = {"since_s": now_s - KEPT_S, "memory_s": 3_600, "path": True, "state": "ok", "why": ""}
     bounds = {"from_s": first * step_s, "to_s": last * step_s, "step_s": step_s}
-    return {"now_s": now_s, **bounds, "kept": kept, "points": points}
+    long = (last - first) * step_s / 600
+    made = seen or page.observatory(now_s)
+    models = [{**row, "requests": int(row["requests"] * long / 144)} for row in made["models"]]
+    groups = [
+        {**row, "requests": int(row["requests"] * long / 144), "prompt_tokens": int(row["prompt_tokens"] * long / 144),
+         "hit_tokens": int(row["prompt_tokens"] * row["hit_rate"] * long / 144), "replay_tokens": 0}
+        for row in made["groups"]
+    ]  # fmt: skip
+    return {"now_s": now_s, **bounds, "kept": kept, "points": points, "models": models, "groups": groups}
 
 
 def places_of(point: Mapping[str, Any]) -> dict[str, int]:

@@ -66,12 +66,16 @@ export class Page {
   }
 
   tables(seen) {
+    const shown = this.history.has ? this.history.window : undefined;
+    const when = shown ? "In the time range of the charts" : "Since the router started";
+    text($("models-note"), `${when}; requests in flight and waiting are those of now. Select a model to see its requests.`);
+    text($("groups-note"), `${when}, by route, tenant, use of tools, and agent step. Times and prompt lengths are of the last requests.`);
     $("models-card").hidden = !seen.models?.length;
-    if (seen.models) showModels($("models"), seen.models, seen.replicas, this.narrow);
+    if (seen.models) showModels($("models"), seen.models, shown?.models, seen.replicas, this.narrow);
     showReplicas($("replicas"), seen.replicas, this.narrow);
     showSplit($("split-card"), $("split-note"), $("split"), $("pairs"), seen);
     showTenants($("tenants-card"), $("tenants"), seen.tenants, this.narrow);
-    showGroups($("groups"), seen.groups, this.narrow);
+    showGroups($("groups"), seen.groups, shown?.groups, this.narrow);
   }
 
   named() {

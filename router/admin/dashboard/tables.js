@@ -84,14 +84,19 @@ export function showReplicas(element, replicas, chosen) {
   table(element, columns, rows, (row) => row.id, "No replicas.");
 }
 
+const NO_SUMS = { requests: 0, failed: 0, shed: 0, prompt_tokens: 0, completion_tokens: 0, hit_tokens: 0, verified_tokens: 0 };
+
 function readyReplicas(cell, model, replicas) {
   if (UNNAMED.has(model)) return text(cell, NONE);
   const serving = replicas.filter((each) => each.models?.includes(model)), ready = serving.filter((each) => each.ready).length;
   tag(cell, serving.length === ready ? count(ready) : `${ready} of ${serving.length}`, ready ? "good" : "bad");
 }
 
-// Per model, since the router began.
-export function showModels(element, models, replicas, chosen) {
+// Per model: its requests now, and sums over the range of the charts, or since the start of a router without series.
+// Models without a request then or now are left out.
+export function showModels(element, models, shown, replicas, chosen) {
+  const of = new Map(shown?.map((row) => [row.model, row]));
+  const rows = shown ? models.map((row) => ({ ...row, ...NO_SUMS, ...of.get(row.model) })).filter((row) => row.requests + row.shed + row.in_flight + row.waiting > 0) : models;
   const columns = [
     { name: "Model", header: true, fill: narrowing(({ model }) => model, ({ model }) => ({ model }), chosen) },
     { name: "Replicas", title: "ready replicas with this model", fill: (cell, row) => readyReplicas(cell, row.model, replicas) },
@@ -105,7 +110,8 @@ export function showModels(element, models, replicas, chosen) {
     { name: "Prompt tokens", numeric: true, value: (row) => count(row.prompt_tokens) },
     { name: "Output tokens", numeric: true, value: (row) => count(row.completion_tokens) },
   ];
-  table(element, columns, models, ({ model }) => model, "No requests yet.");
+  rows.sort((a, b) => b.requests - a.requests);
+  table(element, columns, rows, ({ model }) => model, "No requests in this time.");
 }
 
 // Per tenant, now and in the last two minutes; hidden while no tenant is named.
@@ -123,7 +129,12 @@ export function showTenants(card, element, tenants = [], chosen) {
   table(element, columns, most, ({ tenant }) => tenant, "No requests in the last minutes.");
 }
 
-export function showGroups(element, groups, chosen) {
+const groupOf = (row) => [row.route, row.tenant, row.tools, row.step, row.agent].join("\0");
+
+// Per group: sums over the range of the charts, and times of its last requests.
+export function showGroups(element, groups, shown, chosen) {
+  const of = new Map(groups.map((row) => [groupOf(row), row]));
+  const rows = shown ? shown.map((row) => ({ ...of.get(groupOf(row)), ...row, hit_rate: share(row.hit_tokens, row.prompt_tokens), genuine_hit_rate: share(row.hit_tokens - row.replay_tokens, row.prompt_tokens) })) : groups;
   const columns = [
     { name: "Route", header: true, value: (row) => row.route },
     { name: "Tenant", fill: narrowing((row) => row.tenant || NONE, ({ tenant }) => ({ tenant }), chosen) },
@@ -137,9 +148,9 @@ export function showGroups(element, groups, chosen) {
     { name: "TTFT p50", numeric: true, value: (row) => seconds(row.ttft_p50_s) },
     { name: "TTFT p90", numeric: true, value: (row) => seconds(row.ttft_p90_s) },
     { name: "Median prompt", numeric: true, minor: true, value: (row) => count(row.prompt_tokens_p50) },
-    { name: "Tool calls", numeric: true, minor: true, title: "mean per prompt", value: (row) => (row.tool_calls_mean ?? 0).toFixed(1) },
+    { name: "Tool calls", numeric: true, minor: true, title: "mean per prompt", value: (row) => row.tool_calls_mean?.toFixed(1) ?? NONE },
   ];
-  table(element, columns, groups, (row) => [row.route, row.tenant, row.tools, row.step, row.agent].join("\0"), "No requests yet.");
+  table(element, columns, rows, groupOf, "No requests in this time.");
 }
 
 // Where in a prompt: message, path, byte.

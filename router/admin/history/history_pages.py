@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from router.admin.decision_rows import client_row
+from router.admin.history.breakdowns import RangeRows
 from router.admin.history.file import COARSE_S
 from router.admin.history.intervals import STEP_S, point
 from router.admin.history.query_filters import PARAMETERS, DecisionFilter, filter_of, ids_of
@@ -55,7 +56,7 @@ class HistoryPages:
         )
 
     async def series(self, call: AdminRequest) -> AdminResponse:
-        """Answer with sums of requests, in even steps over a span of time."""
+        """Answer with sums of requests, in even steps over a span of time, and by model and group over all of it."""
         query, now_s = call.query, self._history.now_s()
         to_s = seconds("to_s", query.get("to_s"))
         to_s = now_s if to_s is None else to_s
@@ -66,14 +67,19 @@ class HistoryPages:
         step_s = self._step_s(parse_int("step_s", query.get("step_s"), STEP_S, STEPS_S[-1]), from_s, to_s, now_s)
         begin, end = int(from_s // step_s) * step_s, -int(-to_s // step_s) * step_s
         steps = await self._history.downsample(begin, end, step_s)
-        points = list[msgspec.Raw]()
+        points, by = list[msgspec.Raw](), RangeRows()
+        if end >= now_s:
+            by.add(self._history.current_breakdown())
         for at_s in range(begin, end, step_s):
             # Encoding all points, or freeing all steps, at once would hold up the event loop for milliseconds.
-            points.append(msgspec.Raw(msgspec.json.encode(point(at_s, steps.pop(at_s, None)))))
+            step = steps.pop(at_s, None)
+            by.add(step or {})
+            points.append(msgspec.Raw(msgspec.json.encode(point(at_s, step))))
             if not len(points) % SLICE_POINTS:
                 await asyncio.sleep(0)
         span = {"now_s": round(now_s, 3), "from_s": begin, "to_s": end, "step_s": step_s}
-        page: dict[str, Any] = {**span, "kept": self._history.retention(), "points": points}
+        rows = {"models": by.models(), "groups": by.groups()}
+        page: dict[str, Any] = {**span, "kept": self._history.retention(), "points": points, **rows}
         return json_answer(page)
 
     def _step_s(self, wished_s: int | None, from_s: float, to_s: float, now_s: float) -> int:

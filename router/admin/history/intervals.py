@@ -7,6 +7,7 @@ an interval that another version of the router stored. Names are those of the pa
     place:PLACE            prompt tokens by the place where they ended
     held:CAUSE             of those held elsewhere, by the cause for which the holder was passed over
     ttft:N, itl:N, e2e:N, waited:N   requests in bucket N of a time's histogram
+    by:...                 sums by model and group (breakdowns.py)
     NAME_max               a maximum, which does not add up
 """
 

@@ -18,14 +18,16 @@ from typing import Any
 import msgspec
 
 from router.admin.decision_rows import decision_row
+from router.admin.history.breakdowns import Breakdown, Counts
 from router.admin.history.file import COARSE_S, DAY_S, FINE_DAYS, HistoryFile, Read
-from router.admin.history.intervals import STEP_S, STEPS, Intervals, Sums, in_steps
+from router.admin.history.intervals import STEP_S, STEPS, Intervals, Sums, in_steps, merge
 from router.admin.history.query_filters import DecisionFilter
 from router.admin.history.writer import HistoryUnavailable, HistoryWriter, KeeperStatus
 from router.telemetry.request_record import RequestRecord
 
 BYTES_MAX = 1 << 20  # of all decisions of one answer
 NUMBER_MAX = 1 << 62
+MINUTE_STEPS = 60 // STEP_S
 # Records examined, rows made and intervals added without a break: below a millisecond each.
 SLICE_SEEN, SLICE_ROWS, SLICE_STEPS = 500, 4, 30
 
@@ -59,6 +61,11 @@ class RouterHistory:
         self._keeper, self._load, self._wall_clock = keeper, load, wall_clock
         self._days_max, self._bytes_max = days_max, bytes_max
         self._number = 0
+        self._breakdown = Breakdown(dict)
+
+    def break_down(self, counts: Callable[[], Counts]) -> None:
+        """Also keep sums by model and group; `counts()` returns those since the router began."""
+        self._breakdown = Breakdown(counts)
 
     def observe(self, record: RequestRecord) -> None:
         """Store a request that ended, and give it its number."""
@@ -72,7 +79,11 @@ class RouterHistory:
         """Record the load, and end the current interval if its time is over."""
         self.intervals.sample(*self._load())
         ended = self.intervals.move(self._wall_clock())
-        if ended is not None and self._keeper is not None:
+        if ended is None:
+            return
+        if self.intervals.number // MINUTE_STEPS > ended[0] // MINUTE_STEPS:
+            merge(ended[1], self._breakdown.take())
+        if self._keeper is not None:
             self._keeper.take_interval(*ended)
 
     async def watch(self) -> None:
@@ -93,7 +104,9 @@ class RouterHistory:
     async def close(self) -> None:
         """Write the buffered data, the current interval included."""
         if self._keeper is not None:
-            self._keeper.take_interval(self.intervals.number, self.intervals.get_current())
+            self._keeper.take_interval(
+                self.intervals.number, merge(self.intervals.get_current(), self._breakdown.take())
+            )
             await asyncio.get_running_loop().run_in_executor(None, self._keeper.close)
 
     def status(self) -> KeeperStatus | None:
@@ -169,6 +182,10 @@ class RouterHistory:
             in_steps(memory[first : first + SLICE_STEPS], step_s, steps)
             await asyncio.sleep(0)
         return steps
+
+    def current_breakdown(self) -> Sums:
+        """Return the sums by model and group that belong to no interval yet."""
+        return self._breakdown.peek()
 
     def fine_since_s(self, now_s: float) -> float:
         """Return the time since which intervals of less than a minute are kept."""
