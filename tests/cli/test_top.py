@@ -336,9 +336,11 @@ def test_advice_names_tenants_and_its_last_case() -> None:
     """A row without a case in the last minute says so, and is grey; times to first token name their window."""
     page = observatory(NOW_S)
     page["advice"][1] |= {"recent": False, "tenants": ["bank", "acme"]}
+    page["advice"][2] |= {"tenants": [f"t{number}" for number in range(20)]}
     parts = screen(page)
     text = plain.render(parts)
     assert "tenants: bank, acme; no case in the last minute)" in text
+    assert "tenants: t0, t1, t2 and 17 more)" in text
     assert text.count("no case in the last minute") == 1
     (advice,) = (part for part in parts if isinstance(part, Grid) and part.columns[0].name == "#")
     assert [{cell.style for cell in row} for row in advice.rows] == [{""}, {"bright_black"}, {""}]

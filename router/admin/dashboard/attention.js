@@ -2,8 +2,8 @@
 
 import { clock, count, listed, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { dominant, flapping, idleReplicas, restarted, slowReplicas, unservedModels } from "./unevenness.js";
-import { standing, taking } from "./tables.js";
+import { dominant, fallingGrades, idleReplicas, restarted, slowReplicas, unservedModels } from "./unevenness.js";
+import { countAccepting, stateOf } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
 
@@ -22,7 +22,7 @@ const WAITED_S = 1; // in the queue, by one in ten of those that waited
 // `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
 export function showAttention(element, seen, minute, last) {
   const strained = [...queued(minute, last), ...slow(seen.timeline.points), ...full(seen)];
-  const all = [...replicasDown(seen), ...unservedModels(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...flapping(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
+  const all = [...replicasDown(seen), ...unservedModels(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...fallingGrades(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
   if (all.length) all.splice(SHOWN_MAX - 1, 0, ...restarted(seen));
   const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
   keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
@@ -43,11 +43,11 @@ function quiet(seen) {
 }
 
 function replicasDown({ replicas }) {
-  const down = replicas.filter((replica) => standing(replica)[1] === "bad");
+  const down = replicas.filter((replica) => stateOf(replica)[1] === "bad");
   if (replicas.length === 0) return [{ key: "none", kind: "bad", words: "No replicas: no request can be served.", to: ["replicas-title", "Replicas"] }];
   if (down.length === 0) return [];
-  const named = listed(down, (each) => `${replicaName(each)} (${each.why || standing(each)[0]})`);
-  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas receive no requests: ${named}. ${taking(replicas)} take requests.`, to: ["replicas-title", "Replicas"] }];
+  const named = listed(down, (each) => `${replicaName(each)} (${each.why || stateOf(each)[0]})`);
+  return [{ key: "down", kind: "bad", words: `${down.length} of ${replicas.length} replicas receive no requests: ${named}. ${countAccepting(replicas)} take requests.`, to: ["replicas-title", "Replicas"] }];
 }
 
 function failing(minute) {
@@ -96,7 +96,7 @@ function slow(points) {
 }
 
 function full({ replicas }) {
-  const serving = replicas.filter((replica) => standing(replica)[1] === "good");
+  const serving = replicas.filter((replica) => stateOf(replica)[1] === "good");
   const tight = serving.filter((replica) => replica.kv_usage >= 0.95 || (replica.window && replica.in_flight >= replica.window));
   if (tight.length === 0) return [];
   const all = tight.length === serving.length;

@@ -25,7 +25,7 @@ export function tag(cell, words, kind, title) {
 }
 
 // How a replica stands: [words, kind of tag]; `bad` takes no requests.
-export function standing(replica) {
+export function stateOf(replica) {
   if (replica.warming) return ["warming", "fair"];
   if (!replica.ready) return ["not ready", "bad"];
   if (replica.state && replica.state !== "closed") return [replica.state, "bad"];
@@ -33,13 +33,13 @@ export function standing(replica) {
 }
 
 // Of all replicas, those that take requests.
-export function taking(replicas) {
-  return `${replicas.filter((replica) => standing(replica)[1] !== "bad" && !replica.warming).length} of ${replicas.length}`;
+export function countAccepting(replicas) {
+  return `${replicas.filter((replica) => stateOf(replica)[1] !== "bad" && !replica.warming).length} of ${replicas.length}`;
 }
 
 // Why a replica needs a look: it takes no requests, or is slower than its peers, or its cache is not known exactly.
 function reasons(replica) {
-  if (replica.warming || standing(replica)[1] === "bad") return replica.why || "";
+  if (replica.warming || stateOf(replica)[1] === "bad") return replica.why || "";
   return [replica.slow, replica.idle, replica.grade === "exact" ? "" : replica.grade_why].filter(Boolean).join("; ");
 }
 
@@ -64,7 +64,7 @@ export function showReplicas(element, replicas, chosen) {
   element.classList.toggle("one-model", new Set(replicas.flatMap(({ models }) => models ?? [])).size < 2);
   const columns = [
     { name: "Replica", header: true, fill: narrowing(replicaName, ({ id }) => ({ replica: id }), chosen) },
-    { name: "State", fill: (cell, row) => tag(cell, ...standing(row), row.why || null) },
+    { name: "State", fill: (cell, row) => tag(cell, ...stateOf(row), row.why || null) },
     { name: "Models", value: (row) => (row.models ?? []).join(", ") || NONE, minor: true },
     { name: "Open", title: "open requests and their limit, which adapts to the engine's speed", fill: (cell, row) => gauge(cell, row.window ? row.in_flight / row.window : 0, row.window ? `${row.in_flight} (limit ${row.window})` : count(row.in_flight), 1) },
     { name: "Requests/s", numeric: true, title: "requests that ended in the last minutes", value: (row) => rate(row.requests_per_s) },
@@ -79,7 +79,7 @@ export function showReplicas(element, replicas, chosen) {
     { name: "Cache state", fill: (cell, row) => tag(cell, row.grade, row.grade === "exact" ? "good" : "fair", GRADES[row.grade]) },
     { name: "Why", grow: true, minor: true, value: reasons },
   ];
-  const troubled = (row) => standing(row)[1] !== "good";
+  const troubled = (row) => stateOf(row)[1] !== "good";
   const rows = [...replicas.filter(troubled), ...replicas.filter((row) => !troubled(row))];
   table(element, columns, rows, (row) => row.id, "No replicas.");
 }

@@ -4,7 +4,7 @@ import { count, percent, rate, seconds, share } from "./format.js";
 import { bar, h, keyed, set, text } from "./dom.js";
 import { avoidable } from "./reasons.js";
 import { ratesOf, summed, verification } from "./sums.js";
-import { taking } from "./tables.js";
+import { countAccepting } from "./tables.js";
 
 const MUCH = 0.05; // of prompt tokens, to be lost without need
 const FAILING = 0.01; // of requests
@@ -69,7 +69,7 @@ function waiting({ models, replicas }, history, last) {
   const ours = models?.reduce((sum, model) => sum + model.waiting, 0) ?? history.recent?.points.findLast(({ known, waiting }) => known && waiting !== undefined)?.waiting;
   const sum = (name) => replicas.reduce((total, replica) => total + (replica[name] ?? 0), 0);
   const waited = last?.waited_p90_s ? ` · waited p90 ${seconds(last.waited_p90_s)}` : "";
-  return { id: "waiting", name: "Waiting, now", value: count(ours === undefined ? ours : Math.round(ours)), notes: [`${count(sum("waiting"))} more in engines${waited}`, `${count(sum("in_flight"))} in flight · ${taking(replicas)} take requests`], title: "Requests in the router's queue" };
+  return { id: "waiting", name: "Waiting, now", value: count(ours === undefined ? ours : Math.round(ours)), notes: [`${count(sum("waiting"))} more in engines${waited}`, `${count(sum("in_flight"))} in flight · ${countAccepting(replicas)} take requests`], title: "Requests in the router's queue" };
 }
 
 function traffic(seen, history, { points, over_s }) {

@@ -27,11 +27,11 @@ export function unservedModels({ unserved_models: found = [] }) {
 }
 
 // A grade that falls again and again: events are missing, and replays repair it for a while.
-export function flapping({ replicas }) {
+export function fallingGrades({ replicas }) {
   const found = replicas.filter(({ grade_falls: falls }) => falls >= FALLS_MIN);
   if (found.length === 0) return [];
   const words = listed(found, (each) => `${replicaName(each)} (${each.grade_falls} times; ${each.grade_why || each.grade})`);
-  return [{ key: "flapping", kind: "fair", words: `The confidence in the cache state fell repeatedly in the last 10 min: ${words}.`, to: REPLICAS }];
+  return [{ key: "grades", kind: "fair", words: `The confidence in the cache state fell repeatedly in the last 10 min: ${words}.`, to: REPLICAS }];
 }
 
 // One tenant causes most of the work while requests wait: alone it is not a problem.

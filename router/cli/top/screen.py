@@ -15,7 +15,7 @@ from router.core.types.cache_misses import AVOIDABLE, MissReason
 
 BAR_CELLS = 20
 LIVE_ADVICE_MAX = 3
-NAMED_MAX = 3  # replicas without requests that the head names
+NAMED_MAX = 3  # replicas, models or tenants that one line names
 TENANTS_MAX = 5
 TEMPLATES_MAX = 16  # the rest are on the dashboard, and on /admin/templates
 LABEL_CHARS_MAX = 60
@@ -176,13 +176,18 @@ def _render_troubles(page: dict[str, Any]) -> list[Line]:
     """Return lines of troubles: replicas that take no requests, requested models without a ready replica, and the
     reason for which routers share no state."""
     down = [row for row in page["replicas"] if not _takes_requests(row) and not row["warming"]]
-    named = ", ".join(f"{_name(row)} ({row['why'] or row['state']})" for row in down[:NAMED_MAX])
-    more = f" and {len(down) - NAMED_MAX} more" if len(down) > NAMED_MAX else ""
-    lines = [f"no requests to {named}{more}"] if down else []
+    named = _first_few([f"{_name(row)} ({row['why'] or row['state']})" for row in down])
+    lines = [f"no requests to {named}"] if down else []
     lines += [f"model {row['model']} has no ready replica: {row['why']}" for row in _unserved(page)]
     if why := page.get("router", {}).get("unshared"):
         lines.append(f"routers share no state: {why}")
     return [_line(printable(line), "bold red") for line in lines]
+
+
+def _first_few(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _unserved(page: dict[str, Any]) -> list[dict[str, Any]]:
@@ -228,7 +233,7 @@ def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
     rows = []
     for row in advice:
         label, style = printable(row["label"])[:LABEL_CHARS_MAX], "" if row["recent"] else "bright_black"
-        about = [label, f"tenants: {', '.join(row['tenants'])}" if row["tenants"] else ""]
+        about = [label, f"tenants: {_first_few(row['tenants'])}" if row["tenants"] else ""]
         about += [] if row["recent"] else ["no case in the last minute"]
         named = "; ".join(filter(None, about))
         text = printable(row["text"] + (f" ({named})" if named else ""))
