@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.fake_engine.calibration import Calibration
 from loadtest.fake_engine.step import Limits
 from loadtest.fake_engine.zoo.member import DENSE, Member
 from loadtest.simulate.engine.workload import MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """A proxy in front of one replica's HTTP port. Probes, cancellations and KV events do not pass it."""
+
+    request_s: float = 0.0
+    """Delay of every request."""
+    reply_s: float = 0.0
+    """Delay of every token."""
+    gathers: bool = False
+    """True if it forwards an answer only when it is complete, as nginx with `proxy_buffering on`."""
+    bytes_per_s: float | None = None
+    """Speed at which it forwards requests. None: without a delay."""
+
+    def request_delay_s(self, prompt_tokens: int) -> float:
+        """Return the delay of a request with a prompt of this length."""
+        sent_s = BYTES_PER_TOKEN * prompt_tokens / self.bytes_per_s if self.bytes_per_s is not None else 0.0
+        return self.request_s + sent_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +45,7 @@ class Machine:
     prefix_caching: bool = True
     far_s: float = 0.0
     """Time of a request from its router to the engine, and of every token back. Probes and cancellations take none."""
+    hop: Hop = Hop()
     model: str = MODEL
     """The only model that it serves."""
     member: Member = DENSE
@@ -32,6 +53,11 @@ class Machine:
     parallelism, the setting's blocks are those of the scheduler."""
     page: Member | None = None
     """The kind of engine of its metrics page, if another one than `member`."""
+
+    @property
+    def reply_s(self) -> float:
+        """Delay of every token on its way to the router."""
+        return self.far_s + self.hop.reply_s
 
     def limits(self, calibration: Calibration, block_tokens: int) -> Limits:
         """Return the limits of its engine's scheduler."""

@@ -106,6 +106,7 @@ class Simulation:
         self._sent: list[SimulatedRequest] = []
         self._open: dict[int, SimulatedRequest] = {}
         self._seen: set[object] = set()
+        self._gathered: dict[int, int] = {}  # request -> cached tokens, of answers that wait in a proxy
         self._answer_keys = count(ANSWER_KEY, ANSWER_KEYS)
         self._left = self._budget = workload.request_count
         self._sessions = iter(workload.sessions)
@@ -224,7 +225,10 @@ class Simulation:
             if not self._retry(sent, EndReason.UNREACHED):
                 self._end(number, sent, "unreached")
                 return
-        way_s = replica.machine.far_s + (self._wire.delay_s(turn.prompt_tokens) if self._wire is not None else 0.0)
+        machine, length = replica.machine, turn.prompt_tokens
+        way_s = machine.far_s + machine.hop.request_delay_s(length)
+        if self._wire is not None:
+            way_s += self._wire.delay_s(length)
         if way_s:
             self.call_at(self.now_s + way_s, self._reach, (number, sent, lease))
         else:
@@ -296,12 +300,21 @@ class Simulation:
 
     def _on_step(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
         """Deliver the outcome of a step to the router, at once or after the network delay."""
-        if not replica.machine.far_s:
+        machine = replica.machine
+        if machine.hop.gathers:
+            outcome = self._gather(outcome)
+        if not machine.reply_s:
             self._deliver(outcome, now_s)
             return
         leases = {number: self._open[number].lease for number in [*dict(outcome.first), *outcome.finished]}
         if leases:
-            self.call_at(now_s + replica.machine.far_s, self._deliver_late, (outcome, leases))
+            self.call_at(now_s + machine.reply_s, self._deliver_late, (outcome, leases))
+
+    def _gather(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with first tokens only of answers that are complete, as a proxy that gathers them."""
+        self._gathered.update(outcome.first)
+        finished = outcome.finished
+        return Outcome([], [(n, self._gathered.pop(n)) for n in finished if n in self._gathered], finished, [])
 
     def _deliver_late(self, what: tuple[Outcome, dict[int, Lease | None]]) -> None:
         """Deliver the outcome after the delay, without requests that were given up in the meantime."""

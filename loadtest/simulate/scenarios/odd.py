@@ -47,7 +47,7 @@ def groups_of(
     return part
 
 
-def _fleet(
+def fleet_of(
     name: str,
     load: str,
     seed: int,
@@ -57,6 +57,7 @@ def _fleet(
     replicas: int = 8,
     kv_tokens: int | None = None,
 ) -> Scenario:
+    """Return the workload `part` on a fleet that has these machines first."""
     setting = ClusterSpec(seed=seed, replicas=replicas, machines=machines, kv_tokens=kv_tokens)
     return generated.scenario(name, load, setting, part, requests=REQUESTS)
 
@@ -76,17 +77,17 @@ def odd_big_kv(load: str, seed: int) -> Scenario:
     """One of eight replicas has four times the KV cache of the others, 400,000 tokens; 100 groups have prefixes of
     4,000 to 20,000 tokens, a little more than all caches hold together."""
     part = groups_of("odd_big_kv", seed, 100)
-    return _fleet("odd_big_kv", load, seed, part, (Machine(kv_factor=4.0),), kv_tokens=SMALL_KV_TOKENS)
+    return fleet_of("odd_big_kv", load, seed, part, (Machine(kv_factor=4.0),), kv_tokens=SMALL_KV_TOKENS)
 
 
 def odd_one_fast(load: str, seed: int) -> Scenario:
     """One of eight replicas is twice as fast as the others; 100 groups."""
-    return _fleet("odd_one_fast", load, seed, groups_of("odd_one_fast", seed, 100), (Machine(slowness=0.5),))
+    return fleet_of("odd_one_fast", load, seed, groups_of("odd_one_fast", seed, 100), (Machine(slowness=0.5),))
 
 
 def odd_one_slow(load: str, seed: int) -> Scenario:
     """One of eight replicas is half as fast as the others, from the first request to the last; 100 groups."""
-    return _fleet("odd_one_slow", load, seed, groups_of("odd_one_slow", seed, 100), (Machine(slowness=2.0),))
+    return fleet_of("odd_one_slow", load, seed, groups_of("odd_one_slow", seed, 100), (Machine(slowness=2.0),))
 
 
 UNEQUAL = (1.3, 1.6, 2.0, 3.0)
@@ -95,14 +96,14 @@ UNEQUAL = (1.3, 1.6, 2.0, 3.0)
 def odd_unequal_slow(load: str, seed: int) -> Scenario:
     """Steps of four of eight replicas take 1.3, 1.6, 2 and 3 times as long as those of the others; 100 groups."""
     machines = tuple(Machine(slowness=slowness) for slowness in UNEQUAL)
-    return _fleet("odd_unequal_slow", load, seed, groups_of("odd_unequal_slow", seed, 100), machines)
+    return fleet_of("odd_unequal_slow", load, seed, groups_of("odd_unequal_slow", seed, 100), machines)
 
 
 def odd_few_slots(load: str, seed: int) -> Scenario:
     """Engines run at most 16 sequences at a time, which need a fourth of their KV cache: requests wait in the engine
     while a probe reports free memory. 60 groups with prefixes of 1,600 to 4,800 tokens, answers of 100 to 600."""
     part = groups_of("odd_few_slots", seed, 60, (4, 12), (1, 3), (100, 600))
-    return _fleet("odd_few_slots", load, seed, part, (Machine(sequences_max=16),) * 4, replicas=4)
+    return fleet_of("odd_few_slots", load, seed, part, (Machine(sequences_max=16),) * 4, replicas=4)
 
 
 DOCUMENTS, DOCUMENT_PIECES = 0.15, (25, 75)
@@ -119,20 +120,20 @@ def odd_unchunked(load: str, seed: int) -> Scenario:
             return Pieces(1_000 + number, 0, number, rng.randint(*DOCUMENT_PIECES), rng.randint(100, 400))
         return common(rng, number)
 
-    return _fleet("odd_unchunked", load, seed, part, (Machine(chunked=False),) * 4, replicas=4)
+    return fleet_of("odd_unchunked", load, seed, part, (Machine(chunked=False),) * 4, replicas=4)
 
 
 def odd_no_cache_on_two(load: str, seed: int) -> Scenario:
     """Prefix caching is off on two of eight replicas, as their metrics report; 100 groups."""
     machines = (Machine(prefix_caching=False),) * 2
-    return _fleet("odd_no_cache_on_two", load, seed, groups_of("odd_no_cache_on_two", seed, 100), machines)
+    return fleet_of("odd_no_cache_on_two", load, seed, groups_of("odd_no_cache_on_two", seed, 100), machines)
 
 
 def odd_far(load: str, seed: int) -> Scenario:
     """Two of eight replicas are 50 ms away from the router, each way. 100 groups have prefixes of 400 to 4,000 tokens,
     tails of 400 to 2,000 and answers of 20 to 100, so that the network delay matters beside a prefill."""
     part = groups_of("odd_far", seed, 100, (1, 10), (1, 5), (20, 100))
-    return _fleet("odd_far", load, seed, part, (Machine(far_s=0.05),) * 2)
+    return fleet_of("odd_far", load, seed, part, (Machine(far_s=0.05),) * 2)
 
 
 SECOND_MODEL, SECOND_SHARE, SECOND_GROUPS = "sim-8b", 0.3, 1_000
@@ -176,7 +177,7 @@ def odd_cold_join(load: str, seed: int) -> Scenario:
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 60, number, rng.randint(3, 10), rng.randint(30, 150))
 
-    made = _fleet("odd_cold_join", load, seed, part, replicas=6)
+    made = fleet_of("odd_cold_join", load, seed, part, replicas=6)
     return add_faults(made, lambda last_s: (Fault("join", JOINS_AT * last_s, 5),))
 
 
@@ -206,4 +207,4 @@ def odd_drift(load: str, seed: int) -> Scenario:
         begins, ends_at, factor = FASTER
         return (*steps, Fault("slow", last_s * begins, DRIFTING, last_s * (ends_at - begins), factor))
 
-    return add_faults(_fleet("odd_drift", load, seed, part), faults)
+    return add_faults(fleet_of("odd_drift", load, seed, part), faults)

@@ -10,6 +10,7 @@ from loadtest.simulate.scenarios import (
     contention,
     disruptions,
     generated,
+    hops,
     odd,
     random_workloads,
     recorded,
@@ -84,12 +85,22 @@ ODD: dict[str, Make] = {
 }
 """Fleets, engines and clients that are unusual in one way each."""
 
+HOPS: dict[str, Make] = {
+    "hop_late_requests": hops.hop_late_requests,
+    "hop_late_tokens": hops.hop_late_tokens,
+    "hop_gathers": hops.hop_gathers,
+    "hop_nagle": hops.hop_nagle,
+    "hop_thin": hops.hop_thin,
+}
+"""Fleets with one replica behind a proxy or a link that delays it."""
+
 SCENARIOS: dict[str, Make] = {**NAMED, **ODD}
 """The claims are made on all of these, at each of their loads."""
 
 _ALSO_LIGHT = ("light", *COMMON_LOADS)
 _LOADS_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ODD, ("below", "at")),
+    **dict.fromkeys(HOPS, _ALSO_LIGHT),
     "hot_prefix_long": _ALSO_LIGHT,
     "hot_prefix_short": _ALSO_LIGHT,
     "hot_prefix_mix": _ALSO_LIGHT,
@@ -121,8 +132,14 @@ APART: dict[str, Make] = {
     "ladder_random": generated.ladder_random,
     "tier_churn": tiers.tier_churn,
     "drawn": random_workloads.draw_scenario,
+    **HOPS,
 }
 """Scenarios without claims about all rules."""
 
-GROUPS: dict[str, tuple[str, ...]] = {"named": tuple(NAMED), "odd": tuple(ODD), "drawn": ("drawn",)}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "named": tuple(NAMED),
+    "odd": tuple(ODD),
+    "drawn": ("drawn",),
+    "hops": tuple(HOPS),
+}
 """Scenarios that are run together, by the name of the group."""

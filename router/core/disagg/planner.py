@@ -16,7 +16,6 @@ from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
 from router.core.placement.policies import DisaggPolicy
-from router.core.placement.policies.warm.cost import wait_ms
 from router.core.placement.prefix_match import PromptMatch
 from router.core.placement.priced_request import PricedRequest
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, FleetSurvey, filter_by_context
@@ -49,7 +48,7 @@ class DisaggPlanner:
         if not decode or not (must or self._policy.may_split(market, chosen, decode)):
             return None
         prefill = [each for each in candidates if pairs.may_prefill(members[each.id])]
-        waits_ms = [wait_ms(each) for each in prefill]
+        waits_ms = [each.wait_ms for each in prefill]
         more = self._more(priced, {each.id for each in prefill}, must=must) if self._fleet.prefillers else []
         if more:
             survey = self._pricer.survey(more, now_s)
@@ -97,7 +96,7 @@ class DisaggPlanner:
         """Return the ids of replicas that are paired with these candidates, those with the shortest wait first, until
         there are NEAR."""
         near = set[str]()
-        for each in sorted(decode, key=wait_ms):
+        for each in sorted(decode, key=lambda c: c.wait_ms):
             near.update(self._pairs.partners(each.id))
             if len(near) >= NEAR:
                 break
@@ -119,7 +118,7 @@ class DisaggPlanner:
     def leg(self, split: DisaggPlan) -> PrefillStage:
         """Return the prefill stage in the form that the receipt contains."""
         first, hand = split.prefill, self._pairs.hands[split.prefill.id]
-        waited_ms = wait_ms(first) + first.loading_ms
+        waited_ms = first.wait_ms + first.loading_ms
         return PrefillStage(
             first.id, hand.connector, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms
         )

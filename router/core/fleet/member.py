@@ -253,6 +253,8 @@ class ReplicaState:
         if others := self.others.computed_tokens - max(measured.others_tokens, self.batches.others_tokens):
             # the rest of the time went to the other routers' prompts
             took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)
+        if not measured.queued:
+            took_ms = max(0.0, took_ms - self.own_speed.delay.ms)
         expected_ms = lease.prefill_ms + lease.loading_ms
         if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work with an invisible end
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)

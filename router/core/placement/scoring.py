@@ -187,6 +187,8 @@ class CostModel:
             )
             if room_ms:
                 candidates[-1].room_ms = room_ms
+            if member.own_speed.delay.ms:
+                candidates[-1].delay_ms = member.own_speed.delay.ms
             if tiers:
                 candidates[-1].moved = TierLoad(tier_tokens, loading_ms(member, tiers, now_s))
         return candidates

@@ -19,7 +19,7 @@ UNREACHABLE = "slo_unreachable"  # error code if no replica can keep the deadlin
 
 def expected_ms(candidate: Candidate) -> float:
     """Return the milliseconds from a placement to its first token: the wait, the load from tiers and the prefill."""
-    return max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.loading_ms + candidate.uncached_ms
+    return candidate.wait_ms + candidate.loading_ms + candidate.uncached_ms
 
 
 def predicted_ms(candidate: Candidate, members: Mapping[str, ReplicaState]) -> float:

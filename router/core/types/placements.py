@@ -141,6 +141,13 @@ class Candidate(Struct, gc=False):
     # sum of delays that the KV capacity in use by this answer causes for requests that wait for it
     room_ms: float = 0.0
     moved: TierLoad | None = None  # None: all its cached blocks are on its GPU
+    delay_ms: float = 0.0  # time by which its first tokens come later than its waiting work and their prefill explain
+
+    @property
+    def wait_ms(self) -> float:
+        """Time until the prefill can begin: the prefills before it are done, the KV pool has space, and the request has
+        passed what delays first tokens."""
+        return max(self.pending_ms, self.kv_wait_ms, self.delay_ms)
 
     @property
     def tier_tokens(self) -> int:
@@ -172,7 +179,7 @@ class DisaggPlan(Struct, gc=False):
     def expected_ms(self) -> float:
         """Milliseconds from the placement to the first token."""
         first, second = self.prefill, self.decode
-        computed_ms = max(first.pending_ms, first.kv_wait_ms) + first.loading_ms + first.uncached_ms
+        computed_ms = first.wait_ms + first.loading_ms + first.uncached_ms
         return max(computed_ms + self.transfer_ms, second.pending_ms, second.kv_wait_ms)
 
 

@@ -43,6 +43,8 @@ class Weights(Struct, gc=False):
         load, delay_ms = waited_ms * self.per_wait_ms, self.unit_ms
         if load > self.load_max:
             load = self.load_max
+        if candidate.delay_ms > waited_ms:  # it delays this request, but is no work that others wait for
+            waited_ms = candidate.delay_ms
         if uncached_ms < delay_ms:
             delay_ms = uncached_ms
         answer = self.decoding * DECODING
@@ -70,8 +72,3 @@ def weigh(market: PlacementContext) -> Weights:
 
 UNWEIGHTED = Weights(per_wait_ms=0.0, unit_ms=0.0, load_max=0.0, again=1.0, decoding=1.0)
 """Pricing of a policy that compares no prices: each term in full, and no delays of the queue."""
-
-
-def wait_ms(candidate: Candidate) -> float:
-    """Return the time until a prefill can begin: the prefills before it are done and the KV pool has space."""
-    return max(candidate.pending_ms, candidate.kv_wait_ms)

@@ -11,7 +11,7 @@ from math import inf
 
 from router.core.placement.policies.policy import TransferTimes
 from router.core.placement.policies.warm.constants import DISAGG_CANDIDATES, PREFILL_QUEUE_SLOPE
-from router.core.placement.policies.warm.cost import Weights, wait_ms, weigh
+from router.core.placement.policies.warm.cost import Weights, weigh
 from router.core.placement.ring import Ring
 from router.core.types.placements import Candidate, Cost, DisaggPlan, PlacementContext
 
@@ -107,8 +107,8 @@ def _best(
             transfer_ms = pairs.transfer_ms(first, decode[n])
             if transfer_ms is None:
                 continue
-            there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
-            late_ms = wait_ms(decode[n]) - there_ms  # wait of the decode stage beyond its prefill stage
+            there_ms = first.wait_ms + first.uncached_ms + transfer_ms
+            late_ms = decode[n].wait_ms - there_ms  # wait of the decode stage beyond its prefill stage
             price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
             if best is None or price_ms < best.price_ms - tie_ms:
                 best = DisaggPlan(first, decode[n], transfer_ms, price_ms)

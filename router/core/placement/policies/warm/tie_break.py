@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from router.core.placement.policies.warm.constants import LAST_REPLICA_SLACK, RING_CHOICES, SPREAD
-from router.core.placement.policies.warm.cost import wait_ms
 from router.core.placement.ring import Ring, load_bound
 from router.core.types.placements import Candidate, PlacementContext
 
@@ -99,9 +98,9 @@ def _soonest(holders: list[Candidate], own: Collection[str]) -> Candidate:
     """
     soonest, *others = holders
     least = [soonest]
-    least_ms = wait_ms(soonest) + soonest.loading_ms
+    least_ms = soonest.wait_ms + soonest.loading_ms
     for c in others:
-        waits_ms = wait_ms(c) + c.loading_ms
+        waits_ms = c.wait_ms + c.loading_ms
         if waits_ms < least_ms:
             least, least_ms = [c], waits_ms
         elif waits_ms == least_ms:
