@@ -391,8 +391,8 @@ OVERVIEW = Board(
                     "Spillover and why",
                     "Tokens per second that are computed again although another replica caches them. queue: that"
                     " replica has too much work. kv_space, eviction: its cache is too small. decode_load: too many"
-                    " streams decode there. full, retry, unhealthy: it could not be used. tie: the difference is too"
-                    " small to matter. policy: the policy ignores caches.",
+                    " streams decode there. delay: a proxy or the network delays it. full, retry, unhealthy: it could"
+                    " not be used. tie: the difference is too small to matter. policy: the policy ignores caches.",
                     [(rate("warmroute_spilled_tokens_total", "cause", MODEL), "{{cause}}")],
                     TOKENS, stack=True,
                 ),

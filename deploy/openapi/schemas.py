@@ -182,7 +182,7 @@ def _candidate() -> Part:
         "id": text(),
         **each(whole(), "cached_tokens uncached_tokens in_flight estimated_tokens tier_tokens"),
         **each(number(), "pending_ms uncached_ms evicted_ms kv_wait_ms evicted_again_ms"),
-        **each(number(), "decode_ms slowed_ms stalled_ms price_ms loading_ms room_ms"),
+        **each(number(), "decode_ms slowed_ms stalled_ms price_ms loading_ms room_ms delay_ms"),
         "price_terms": by_name(
             number(), "Milliseconds that add up to `price_ms`; empty if the policy compares no prices."
         ),

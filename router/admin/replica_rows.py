@@ -2,7 +2,8 @@
 
 Peers are the replicas with the same models and the same role. A replica is slow if the router has learned that the same
 work takes it SLOW_WORK times as long as the median of its peers, or if half of its recent first tokens take SLOW_TTFT
-times as long as theirs. Times to first token depend on prompts, so the second limit is higher. A replica is idle if it
+times as long as theirs, or if all come so much later than its work explains. Times to first token depend on prompts, so
+the second limit is higher. A replica is idle if it
 could take requests, and got less than IDLE_SHARE of the mean of its peers. All medians come from one sorted list for
 each group of peers, so the work grows with n log n of n replicas.
 """
@@ -60,9 +61,9 @@ class Peers:
         groups: dict[tuple[int, Role], list[ReplicaState]] = {}
         for member in members:
             groups.setdefault(_group(member), []).append(member)
-        self._prefill, self._step, self._ttft = (
+        self._prefill, self._step, self._delay, self._ttft = (
             {key: sorted(value for each in group if (value := read(each)) is not None) for key, group in groups.items()}
-            for read in (_prefill, _step, self._ttft_s)
+            for read in (_prefill, _step, _delay, self._ttft_s)
         )
         self._requests = {
             key: (len(group), sum(traffic[each.id].requests for each in group)) for key, group in groups.items()
@@ -82,6 +83,13 @@ class Peers:
         usual_s = _median_of_others(self._ttft.get(key, []), ttft_s) if ttft_s is not None else None
         if ttft_s is not None and usual_s is not None and ttft_s >= max(SLOW_TTFT * usual_s, usual_s + SLOW_TTFT_S):
             found.append(f"half of its first tokens take {ttft_s:.2f} s or longer, and {usual_s:.2f} s on its peers")
+        delay_ms = member.own_speed.delay.ms
+        usual_ms = _median_of_others(self._delay.get(key, []), delay_ms)
+        if usual_ms is not None and delay_ms >= max(SLOW_TTFT * usual_ms, usual_ms + SLOW_TTFT_S * 1e3):
+            found.append(
+                f"its first tokens come {delay_ms / 1e3:.2f} s later than its work explains: "
+                "check the network and the proxies before it"
+            )
         return "; ".join(found)
 
     def explain_idle(self, member: ReplicaState, now_s: float) -> str:
@@ -112,6 +120,10 @@ def _prefill(member: ReplicaState) -> float:
 
 def _step(member: ReplicaState) -> float:
     return member.own_speed.step_factor.value
+
+
+def _delay(member: ReplicaState) -> float:
+    return member.own_speed.delay.ms
 
 
 def _median_of_others(values: list[float], own: float) -> float | None:

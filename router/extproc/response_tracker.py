@@ -302,5 +302,5 @@ def _expected_s(lease: LeaseHandle) -> float:
     """Return the expected duration of the answer in seconds, by the estimates of its replica; at most LINGER_S_MAX."""
     for each in lease.receipt.candidates:
         if each.id == lease.replica:
-            return min((each.pending_ms + each.kv_wait_ms + each.uncached_ms + each.decode_ms) / 1e3, LINGER_S_MAX)
+            return min((each.first_token_ms + each.decode_ms) / 1e3, LINGER_S_MAX)
     return 0.0

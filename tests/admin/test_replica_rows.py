@@ -8,6 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from router.admin.replica_rows import Peers, explain_state
+from router.core.estimators.first_token_delay import SAMPLES
 from router.core.fleet.breaker import Cause
 from router.core.fleet.member import ReplicaState
 from router.core.insights.ledger.recent_traffic import ReplicaTraffic
@@ -67,6 +68,16 @@ def test_first_tokens_that_come_late_behind_a_quick_engine() -> None:
     assert explained(world, usual | {IDS[2]: few})[0] == {}
     short = same(ttft_p50_s=0.01) | {IDS[2]: late._replace(ttft_p50_s=0.1)}
     assert explained(world, short)[0] == {}, "a tenth of a second is no trouble"
+
+
+def test_a_proxy_that_delays_first_tokens_is_named() -> None:
+    """Its requests overlap, so no speed shows the delay, and no median is needed to see it."""
+    world = World({id_: Engine() for id_ in IDS})
+    for number, late_ms in enumerate((0.0, 3_000.0, 30.0, 150.0)):
+        for _ in range(SAMPLES):
+            members(world)[IDS[number]].own_speed.delay.observe(200.0, 200.0 + late_ms, 1.0)
+    why = "its first tokens come 3.00 s later than its work explains: check the network and the proxies before it"
+    assert explained(world, same())[0] == {IDS[1]: why}
 
 
 def test_a_replica_that_gets_nothing() -> None:

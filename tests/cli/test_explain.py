@@ -69,7 +69,7 @@ async def test_a_request_is_explained(client: ClientSession, engine: FakeEngine)
 def test_everything_that_is_known_is_said() -> None:
     """A spilled prompt that diverged, waited and was retried: each is said, with its figures and what to do."""
     difference = Difference(DifferenceKind.TIMESTAMP, 0, "system", "messages[0].content", 64, 14, 2_000, "00:00", 7)
-    here = Candidate(FAR, 100, 900, 60.0, 40.0, 5.0, 0.0, 3, decode_ms=80.0, price_ms=185.0)
+    here = Candidate(FAR, 100, 900, 60.0, 40.0, 5.0, 0.0, 3, decode_ms=80.0, price_ms=185.0, delay_ms=3_100.0)
     there = Candidate(NEAR, 600, 400, 900.0, 20.0, 0.0, 0.0, 9, decode_ms=80.0, price_ms=1_000.0)
     receipt = Receipt(
         FAR, "warm", PlacementReason.RETRY, Confidence.EXACT, 1_000, 100, (there, here), SpillCause.QUEUE, 500
@@ -94,6 +94,7 @@ def test_everything_that_is_known_is_said() -> None:
         "2,000 bytes after it", "'00:00'",
         "750 ms  in the router's queue", "contains a date or time that changes, at byte 14", "(300 tokens)",
         "waited 750 ms in the router's queue", "About 60.0 ms", "An earlier attempt failed",
+        f"First tokens of {FAR} come 3.1 s later than its work explains",
     ):  # fmt: skip
         assert words in text or words.replace("60.0", "60") in text, words
     assert "\x1b" not in text

@@ -43,6 +43,7 @@ _RULES = {
 _CAUSES: Mapping[str, str] = {
     SpillCause.QUEUE: "prefill work was queued there",
     SpillCause.KV_SPACE: "its KV memory was full at the time",
+    SpillCause.DELAY: "its first tokens come later than its work explains",
     SpillCause.EVICTION: "it would have evicted blocks that other requests need",
     SpillCause.SPEED: "it computes more slowly",
     SpillCause.DECODE_LOAD: "too many answers were decoded there at the time",
@@ -275,7 +276,13 @@ def _advice(row: Row) -> Iterator[str]:
         queued = span(row["queued_s"])
         yield f"The request waited {queued} in the router's queue: add replicas, or send fewer requests at a time."
     chosen = next((each for each in row["candidates"] if each["id"] == row["replica"]), None)
-    before_ms = chosen["pending_ms"] + chosen["kv_wait_ms"] if chosen is not None else 0.0
+    before_ms = max(chosen["pending_ms"], chosen["kv_wait_ms"]) if chosen is not None else 0.0
+    delay_ms = chosen.get("delay_ms") or 0.0 if chosen is not None else 0.0
+    if delay_ms:
+        yield (
+            f"First tokens of {row['replica']} come {span(delay_ms / 1e3)} later than its work explains: "
+            "check the network and the proxies before it."
+        )
     if chosen is not None and before_ms > max(chosen["uncached_ms"], _DEAREST):
         yield f"About {_count(before_ms)} ms of other work was before it at the replica: add replicas."
     if row["retries"]:

@@ -23,7 +23,6 @@ from router.core.fleet.registry import Fleet
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.priced_request import PricedRequest
-from router.core.placement.ttft_feasibility import expected_ms
 from router.core.types.disagg_types import PrefillStage
 from router.core.types.placements import Candidate, DisaggPlan, EndReason, Outcome, Receipt
 
@@ -87,7 +86,7 @@ class DisaggLeases:
         # Everything that the request teaches except its prefill is learned from its decode stage.
         prompt = prefill.prompt
         prompt.end_key, prompt.text_bytes, prompt.opaque_bytes = None, 0, 0
-        prefill.expected_ms = expected_ms(chosen)
+        prefill.expected_ms = chosen.first_token_ms
         leg.lease, self._pairs.open[lease.id] = prefill.id, prefill
         if leg.traits.concurrent:
             self._pairs.decoders[prefill.id] = lease.replica

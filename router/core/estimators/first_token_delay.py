@@ -28,16 +28,6 @@ class FirstTokenDelay:
         self._late_ms: deque[float] = deque(maxlen=SAMPLES)
         self._fades_s = inf
 
-    @property
-    def is_known(self) -> bool:
-        """True after SAMPLES first tokens."""
-        return len(self._late_ms) == SAMPLES
-
-    @property
-    def last_ms(self) -> float:
-        """The last first token's difference to its expected time; 0 without one."""
-        return self._late_ms[-1] if self._late_ms else 0.0
-
     def observe(self, expected_ms: float, took_ms: float, now_s: float) -> None:
         """Record a first token that came after `took_ms`. `expected_ms` is its expected time less the delay that was
         known at its placement."""

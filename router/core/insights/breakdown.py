@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from router.core.insights.two_generation_cache import CHAIN_MAX, Generations
 from router.core.prompts.block_keys import BLOCK_BYTES, Chain
 from router.core.types.cache_misses import MissReason, PromptAnalysis, TokenBreakdown
-from router.core.types.placements import Candidate, Confidence, Receipt, Usage
+from router.core.types.placements import Confidence, Receipt, Usage
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed
 PROMPTS_PART = 4  # blocks for each remembered prompt: the prompts of a load test have several blocks each
@@ -263,15 +263,11 @@ def _saved_ms(receipt: Receipt) -> float:
     if chosen is None:
         return 0.0
     most = receipt.predicted_cached_tokens + receipt.spilled_tokens
-    there_ms = [_first_token_ms(c) for c in receipt.candidates if c.cached_tokens == most]
-    here_ms, leg = _first_token_ms(chosen), receipt.leg
+    there_ms = [c.first_token_ms for c in receipt.candidates if c.cached_tokens == most]
+    here_ms, leg = chosen.first_token_ms, receipt.leg
     if leg is not None:
         here_ms = leg.pending_ms + leg.uncached_ms + leg.transfer_ms
     return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0
-
-
-def _first_token_ms(c: Candidate) -> float:
-    return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
 def add_external_kv(miss: TokenBreakdown, receipt: Receipt) -> None:

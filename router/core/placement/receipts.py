@@ -58,8 +58,8 @@ def trim_candidates(candidates: list[Candidate], chosen: Candidate) -> tuple[Can
             place = n
         if c.cached_tokens < most:
             continue
-        if c.cached_tokens > most or (longest is not chosen and _first_token_ms(c) < soonest_ms):
-            longest, most, soonest_ms, holder = c, c.cached_tokens, _first_token_ms(c), n
+        if c.cached_tokens > most or (longest is not chosen and c.first_token_ms < soonest_ms):
+            longest, most, soonest_ms, holder = c, c.cached_tokens, c.first_token_ms, n
     cheapest, limit = list[tuple[float, int]](), inf
     for n, c in enumerate(candidates):
         if c.price_ms < limit and c is not chosen and c is not longest:
@@ -69,11 +69,6 @@ def trim_candidates(candidates: list[Candidate], chosen: Candidate) -> tuple[Can
                 limit = cheapest[-1][0]
     places = {place, place if longest is chosen else holder, *[n for _, n in cheapest]}
     return tuple([candidates[n] for n in sorted(places)])
-
-
-def _first_token_ms(c: Candidate) -> float:
-    """Return the modelled time to the request's first token on this replica."""
-    return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
 def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:

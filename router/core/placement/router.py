@@ -42,7 +42,7 @@ from router.core.placement.priced_request import PlacementScope, PricedRequest
 from router.core.placement.receipt_factory import ReceiptFactory
 from router.core.placement.ring_order import RingOrder
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, long_enough
-from router.core.placement.ttft_feasibility import expected_ms, in_time, predicted_ms
+from router.core.placement.ttft_feasibility import in_time, predicted_ms
 from router.core.types.placements import (
     Candidate,
     Confidence,
@@ -406,7 +406,7 @@ class Router:
             lasts_ms, first_tokens = plan.expected_ms, speeds.first_tokens_split
             receipt.brought = self.disaggregator.external_kv(plan)
         else:
-            lasts_ms, first_tokens = expected_ms(chosen), speeds.first_tokens
+            lasts_ms, first_tokens = chosen.first_token_ms, speeds.first_tokens
             if match.sources:
                 lasts_ms += self._receipts.add_pull(receipt, priced, chosen)
         receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)

@@ -4,7 +4,7 @@ A holder may be unavailable (`retry`, `full`, `unhealthy`). The policy may not c
 distinguish the prices (`tie`). Otherwise the holder was more expensive. Then the cause is the term of its price with
 the largest excess over the chosen replica:
 
-- `queue`, `kv_space` or `eviction`
+- `queue`, `kv_space`, `delay` or `eviction`
 - `speed`: the holder takes longer for fewer tokens
 - `decode_load`: too many answers already decode there
 
@@ -26,6 +26,7 @@ class SpillCause(StrEnum):
 
     QUEUE = "queue"  # prefill work waits at the holder
     KV_SPACE = "kv_space"  # the holder's KV pool has no space yet, and others wait for it too
+    DELAY = "delay"  # the holder's first tokens come later than its work explains: a proxy or the network
     EVICTION = "eviction"  # the holder would drop blocks that others would compute again
     SPEED = "speed"  # the holder prefills more slowly
     DECODE_LOAD = "decode_load"  # decode contention: answers at the holder and this one would slow each other down
@@ -103,6 +104,7 @@ def _dearest(holder: Candidate, chosen: Candidate, pricing: Pricing) -> SpillCau
     excess_ms = {
         SpillCause.QUEUE: there.load_ms - here.load_ms,
         SpillCause.KV_SPACE: there.room_ms - here.room_ms,
+        SpillCause.DELAY: 0.0,
         SpillCause.EVICTION: (there.evicted_ms + there.evicted_again_ms - here.evicted_ms - here.evicted_again_ms),
         SpillCause.SPEED: there.uncached_ms - here.uncached_ms,
         SpillCause.DECODE_LOAD: _decoding_ms(there) - _decoding_ms(here),
@@ -114,6 +116,8 @@ def _dearest(holder: Candidate, chosen: Candidate, pricing: Pricing) -> SpillCau
 
 
 def _wait_cause(candidate: Candidate) -> SpillCause:
+    if candidate.delay_ms > max(candidate.pending_ms, candidate.kv_wait_ms):
+        return SpillCause.DELAY
     return SpillCause.KV_SPACE if candidate.kv_wait_ms > candidate.pending_ms else SpillCause.QUEUE
 
 

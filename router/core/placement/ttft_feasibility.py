@@ -17,14 +17,9 @@ from router.core.types.placements import Candidate, Shed
 UNREACHABLE = "slo_unreachable"  # error code if no replica can keep the deadline
 
 
-def expected_ms(candidate: Candidate) -> float:
-    """Return the milliseconds from a placement to its first token: the wait, the load from tiers and the prefill."""
-    return candidate.wait_ms + candidate.loading_ms + candidate.uncached_ms
-
-
 def predicted_ms(candidate: Candidate, members: Mapping[str, ReplicaState]) -> float:
     """Return the median prediction of the time to first token on this candidate, in milliseconds."""
-    return members[candidate.id].speeds.first_tokens.predict(expected_ms(candidate))[0]
+    return members[candidate.id].speeds.first_tokens.predict(candidate.first_token_ms)[0]
 
 
 def in_time(

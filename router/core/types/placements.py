@@ -150,6 +150,11 @@ class Candidate(Struct, gc=False):
         return max(self.pending_ms, self.kv_wait_ms, self.delay_ms)
 
     @property
+    def first_token_ms(self) -> float:
+        """Time to the first token: the wait, the load from tiers and the prefill."""
+        return self.wait_ms + self.loading_ms + self.uncached_ms
+
+    @property
     def tier_tokens(self) -> int:
         """Part of `cached_tokens` that must be loaded from tiers outside the GPU."""
         return self.moved.tier_tokens if self.moved is not None else 0

@@ -71,6 +71,7 @@ FLEETS = st.lists(
         uncached_ms=TIMES,
         evicted_ms=TIMES,
         kv_wait_ms=TIMES,
+        delay_ms=TIMES,
         room_ms=TIMES,
         in_flight=st.integers(0, 40),
         decode_ms=TIMES,
@@ -183,7 +184,7 @@ def test_warm_never_leaves_the_tie_band(asked: PlacementContext, candidates: lis
     candidates=FLEETS,
     more=st.floats(1, 1e5),
     field=st.sampled_from(
-        ["pending_ms", "uncached_ms", "kv_wait_ms", "room_ms", "evicted_ms", "decode_ms", "stalled_ms"]
+        ["pending_ms", "uncached_ms", "kv_wait_ms", "delay_ms", "room_ms", "evicted_ms", "decode_ms", "stalled_ms"]
     ),
 )
 @settings(deadline=None)
