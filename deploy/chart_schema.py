@@ -34,7 +34,7 @@ WORDS = {
     "discovery.source": ("static", "kubernetes", "dns"),
     "discovery.scheme": ("http", "https"),
     "log.level": ("debug", "info", "warning", "error"),
-    "log.format": ("json", "text"),
+    "log.format": ("auto", "json", "text"),
     "routing.policy": tuple(POLICIES),
     "disagg.kv_connector": ("", *KvConnector),
 }

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from router.config.other_routers import FLAGS
 from router.config.suggestions import nearest, removed
 from router.former_names import REMOVED
 
@@ -42,12 +43,14 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _suggest_flag(self, flag: str) -> str:
-        """Return a hint: the setting that is spelled as this flag, the replacement of a removed setting with this name,
-        or else the nearest flag, or else ""."""
+        """Return a hint: the replacement of a removed setting with this name, the counterpart of another router's flag,
+        the setting that is spelled as this flag, or else the nearest flag, or else ""."""
         key = _words(flag)
         gone = [setting for setting in REMOVED if key and _words(setting)[-len(key) :] == key]
         if gone:
             return f"; {removed(gone[0])}"
+        if flag in FLAGS:
+            return f"; {FLAGS[flag]}"
         same = [setting for setting in self.settings if _words(setting) == key]
         if same:
             return f"; it is a setting: --set {same[0]}=VALUE"

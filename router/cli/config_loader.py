@@ -183,8 +183,8 @@ def _check(settings: Settings) -> list[str]:
         problems.append(f"'routing.policy': unknown policy '{policy}'{nearest(policy, POLICIES)}")
     if settings.log.level not in ("debug", "info", "warning", "error"):
         problems.append(f"'log.level': '{settings.log.level}' must be one of debug, info, warning, error")
-    if settings.log.format not in ("json", "text"):
-        problems.append(f"'log.format': '{settings.log.format}' must be json or text")
+    if settings.log.format not in ("auto", "json", "text"):
+        problems.append(f"'log.format': '{settings.log.format}' must be auto, json or text")
     problems += shared_problems(settings.peering)
     problems += _check_insights(settings.insights)
     events, tokens = settings.events, settings.tokens

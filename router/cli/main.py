@@ -24,7 +24,7 @@ from router.config.schema import SettingsError, field_keys
 from router.core.placement.policies import POLICIES
 from router.core.types.requests import Priority
 from router.telemetry import logs
-from router.telemetry.build import build, log_build_info
+from router.telemetry.build import build, log_start
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -378,7 +378,7 @@ async def _serve(config: RuntimeConfig, read: Callable[[], RuntimeConfig], file:
         async with app:
             serving = True
             reloading = asyncio.create_task(reloader.watch())
-            log_build_info()
+            log_start(app.admin_url)
             logs.log_listening(app.url, app.admin_url)
             first = await stop
             reloading.cancel()

@@ -16,6 +16,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from router.config.schema import ListenSettings
+
 log = logging.getLogger(__name__)
 
 RESERVE = 64  # standard streams, listeners, files, event streams, and connections of scrapes and admin pages
@@ -65,7 +67,8 @@ def log_connection_limit(wanted: int, allowed: int) -> None:
         "files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "raise": HOW,
     }
-    log.warning(
+    log.log(
+        logging.INFO if wanted == ListenSettings().connections_max else logging.WARNING,  # nobody asked for the default
         "fewer client connections are accepted than configured: the limit of open files is too low",
         extra={"event": "connections_lowered", "fields": fields},
     )

@@ -772,8 +772,8 @@ class LogSettings:
     """Least level of log lines: one of debug, info, warning, error."""
     requests: Reloadable[bool] = True
     """If true, each request leaves a line. Lines contain no prompt and no answer."""
-    format: str = "json"
-    """Format of log lines: `json`, or `text` for people."""
+    format: str = "auto"
+    """Format of log lines: `json`, `text` for people, or `auto`: text on a terminal, and JSON elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ def build(commit_file: Path = COMMIT_FILE) -> Build:
     )
 
 
-def log_build_info() -> None:
-    """Log the running build, once for each start of the router."""
-    log.info("warmroute started", extra={"event": "started", "fields": asdict(build())})
+def log_start(admin_url: str) -> None:
+    """Log the running build and the address of the dashboard, once for each start of the router."""
+    fields = asdict(build()) | {"dashboard": f"{admin_url}/dashboard"}
+    log.info("warmroute started", extra={"event": "started", "fields": fields})
 
 
 def _commit(file: Path) -> str:

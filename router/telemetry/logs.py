@@ -33,9 +33,11 @@ _BROKEN = (EndReason.FAILED, EndReason.UNREACHED, "drained")  # endings of answe
 
 
 def setup(level: str, format_: str, *, requests: bool) -> None:
-    """Configure the logging of this process. It starts a thread, so call it after a fork and not before."""
+    """Configure the logging of this process. It starts a thread, so call it after a fork and not before. `format_` is
+    `json`, `text` or `auto`: text if standard error is a terminal."""
     global _out
-    style: LogStyle = _Json() if format_ == "json" else _Text()
+    is_text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
+    style: LogStyle = _Text() if is_text else _Json()
     _out = LogQueue(sink(sys.stderr), style, requests=requests)
     logging.basicConfig(handlers=[_out], force=True)  # closes the handler of an earlier call
     configure(level, requests=requests)

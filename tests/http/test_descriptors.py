@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.config.fd_limits import FdExhaustion, connections_within, is_emfile
+from router.config.fd_limits import FdExhaustion, connections_within, is_emfile, log_connection_limit
 from tests.support.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -100,7 +100,7 @@ async def test_idle_clients_do_not_use_up_the_descriptors(engine: FakeEngine, ot
                     assert await asyncio.gather(*(ask() for _ in range(24))) == [200] * 24
         assert await blamed(admin_url, lines) == []
         (line,) = await of_event(lines, "connections_lowered")
-        assert (line["files_max"], line["wanted"]) == (256, 16_384)
+        assert (line["files_max"], line["wanted"], line["level"]) == (256, 16_384, "info")
         assert 64 <= line["connections_max"] <= 128
         assert "LimitNOFILE" in line["raise"]
         assert not [line for line in lines if line["event"] == "descriptors_gone"]
@@ -172,3 +172,12 @@ def test_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     with closing(socket.socket()):
         shortage.look()
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(("wanted", "level"), [(16_384, "INFO"), (20_000, "WARNING")])
+def test_only_a_limit_that_was_asked_for_is_missed(wanted: int, level: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The default is more than most machines give, and nobody asked for it."""
+    with caplog.at_level("INFO"):
+        log_connection_limit(wanted, 100)
+        log_connection_limit(wanted, wanted)
+    assert [record.levelname for record in caplog.records] == [level]

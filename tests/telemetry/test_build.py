@@ -11,7 +11,7 @@ import pytest
 from router import __version__
 from router.cli.main import main
 from router.core.types import requests
-from router.telemetry.build import Build, build, log_build_info
+from router.telemetry.build import Build, build, log_start
 from tests.telemetry.counted import metrics
 
 NATIVE = not str(requests.__file__).endswith(".py")
@@ -62,11 +62,12 @@ def test_the_page_of_metrics_says_it() -> None:
 
 
 def test_the_log_says_it(caplog: pytest.LogCaptureFixture) -> None:
-    """The line of the start has the same fields."""
+    """The line of the start has the same fields, and where the page is."""
     with caplog.at_level(logging.INFO):
-        log_build_info()
+        log_start("http://127.0.0.1:8001")
     [record] = caplog.records
     assert record.__dict__["event"] == "started"
     assert record.__dict__["fields"] == {
         "version": __version__, "native": NATIVE, "commit": build().commit, "python": platform.python_version(),
+        "dashboard": "http://127.0.0.1:8001/dashboard",
     }  # fmt: skip

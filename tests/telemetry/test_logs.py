@@ -132,6 +132,15 @@ def test_times_follow_the_clock() -> None:
     assert shown == ["00:00:59.999", "00:01:00.000", "01:00:00.500", "00:01:00.000"]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_are_text_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch, pipe: Pipe) -> None:
+    """Without a setting; a collector's pipe gets JSON."""
+    monkeypatch.setattr(pipe.writable, "isatty", lambda: terminal)
+    pipe.setup(format_="auto")
+    logging.getLogger("router.x").info("ready", extra={"fields": {"replica": "r"}})
+    assert pipe.end().startswith("{") is not terminal
+
+
 @pytest.mark.parametrize("format_", ["json", "text"])
 def test_an_ordinary_record(format_: str, pipe: Pipe) -> None:
     """Fields and exceptions of ordinary records are in their lines."""
