@@ -111,9 +111,15 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
     served = run_cluster(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
     async with served as (replicas, url, admin_url):
         if page_port is not None:
-            console.print(f"Live dashboard: {admin_url}/dashboard", highlight=False, soft_wrap=True)
+            shown = f"Live dashboard: {admin_url}/dashboard, {wall_time(settings.time_scale)}"
+            console.print(shown, highlight=False, soft_wrap=True)
         with progress_bar(console, f"{settings.workload}, {policy}", total) as progress:
             return await run_replay(trace, replace(settings, url=url, replicas=tuple(replicas)), progress)
+
+
+def wall_time(time_scale: float) -> str:
+    """Describe the times on the page of a router whose replicas run `time_scale` times as fast as life."""
+    return f"with wall time: a second there is {time_scale:g} simulated seconds of the table"
 
 
 @asynccontextmanager
@@ -175,7 +181,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
             f"\nA router with policy warm keeps running at {url} with workload {AGENT.replay.workload} "
             "until Ctrl-C. Try:\n\n"
             f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n"
-            f"Dashboard: {admin_url}/dashboard",
+            f"Dashboard: {admin_url}/dashboard, {wall_time(PLAYED_SCALE)}",
             highlight=False,
             markup=False,
             soft_wrap=True,

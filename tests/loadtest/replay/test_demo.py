@@ -24,7 +24,8 @@ async def test_it_ends_with_a_page_that_moves(client: ClientSession) -> None:
                 assert not staying.done()
                 await asyncio.sleep(0.02)
             last = said.getvalue().strip().splitlines()[-1]
-            (page,) = re.findall(r"^Dashboard: (http://127\.0\.0\.1:\d+)/dashboard$", last)
+            (page,) = re.findall(r"^Dashboard: (http://127\.0\.0\.1:\d+)/dashboard, with wall time: ", last)
+            assert last.endswith("a second there is 5 simulated seconds of the table")
             async with client.get(page + "/dashboard") as response:
                 assert response.status == 200
             requests = 0
