@@ -151,6 +151,8 @@ class Routes:
         page = await self._page(request, caller) if shown else None
         if page is None:
             message = f"{request.method} {request.path[:200]} does not exist here."
+            if request.path.startswith("/v1/v1/"):
+                message += " This client adds /v1 itself, as Anthropic's does: give it the base URL without /v1."
             self.refuse(request, Refusal(404, "unknown_path", message), caller)
             return
         lines = date_line(), f"content-type: {page.content_type}\r\n".encode()

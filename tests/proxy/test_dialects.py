@@ -101,6 +101,8 @@ async def test_messages_errors(claude: anthropic.AsyncAnthropic, app: RouterServ
     with pytest.raises(anthropic.NotFoundError) as missing:
         await claude.messages.batches.list()
     assert missing.value.body["error"]["code"] == "unknown_path"  # type: ignore[index]
+    with pytest.raises(anthropic.NotFoundError, match="give it the base URL without /v1"):
+        await claude.with_options(base_url=f"{app.url}/v1").messages.create(**ASK)
 
 
 async def test_messages_without_a_replica(unused_tcp_port: int) -> None:
