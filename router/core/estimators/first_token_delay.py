@@ -14,7 +14,7 @@ from collections import deque
 from math import inf
 
 SAMPLES = 8
-DELAY_MIN_MS = 25.0  # a smaller delay is noise of the models
+DELAY_MIN_MS = 250.0  # a smaller difference is that of long decode steps, or noise of the models
 FADE_S = 30.0  # seconds without a first token in which half of the delay is forgotten: it kept requests away
 
 
