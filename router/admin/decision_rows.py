@@ -122,8 +122,8 @@ def _difference(difference: Difference) -> Row:
 
 def _candidate(candidate: Candidate, receipt: Receipt) -> Row:
     row, cost = fields_of(candidate), receipt.cost_of(candidate)
-    del row["moved"]
-    row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
+    del row["extras"]
+    row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms, "delay_ms": candidate.delay_ms}
     if cost is not None:
         row["price_ms"] = cost.total()
     terms = fields_of(cost) if cost is not None else {}

@@ -11,7 +11,6 @@ _SIZES = "not needed: the index is limited by routing.index_bytes_max"
 _REPLICA = "use --replica URL, once for each engine"
 _RETRIES = "use --set upstream.retries_max=N; 0 switches retries off"
 _BREAKER = "not needed: breakers open by comparison with peers and by failures, without a setting"
-_PREFILL = "use --set disagg.kv_connector=NAME, and disagg.prefill and disagg.decode for labels of pods"
 _CERTIFICATE, _KEY = "use --set listen.tls_certificate=FILE", "use --set listen.tls_key=FILE"
 _TRACES = "use --set tracing.endpoint=URL"
 
@@ -40,11 +39,6 @@ FLAGS: dict[str, str] = {
     "--eviction-interval": _SIZES,
     "--eviction-interval-secs": _SIZES,
     "--max-tree-size": _SIZES,
-    # disaggregated prefill
-    "--pd-disaggregation": _PREFILL,
-    "--vllm-pd-disaggregation": _PREFILL,
-    "--prefill": _PREFILL,
-    "--decode": _PREFILL,
     # requests
     "--api-key": "use --set auth.keys_file=FILE for clients, and upstream.api_key_file for engines",
     "--max-payload-size": "use --set limits.body_bytes_max=BYTES",

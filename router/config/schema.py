@@ -773,7 +773,7 @@ class LogSettings:
     requests: Reloadable[bool] = True
     """If true, each request leaves a line. Lines contain no prompt and no answer."""
     format: str = "auto"
-    """Format of log lines: `json`, `text` for people, or `auto`: text on a terminal, and JSON elsewhere."""
+    """Format of log lines: `json`, or `text` for people. `auto` is text on a terminal and JSON elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class AdmissionController:
         """Count open leases and waiting requests by tenant."""
         waiting = self._admission.queue.count_by_tenant()
         waiting.update(ticket.tenant for ticket in self._holding)
-        return self._admission.count_by_tenant(), waiting
+        return Counter(self._admission.tenants.values()), waiting
 
     # -- requests ------------------------------------------------------------------------------------------------
 

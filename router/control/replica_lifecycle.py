@@ -239,8 +239,9 @@ class ReplicaLifecycle:
         falls = self._falls.get(replica)
         return falls.count(time.monotonic()) if falls is not None else 0
 
-    def look_for_steady_grades(self, now_s: float) -> None:
-        """Log each replica with a grade that no longer falls repeatedly."""
+    def check(self, now_s: float) -> None:
+        """Log lost event streams, and grades that no longer fall repeatedly. Call it every second."""
+        self.look_for_lost_events(now_s)
         for replica, falls in self._falls.items():
             if falls.end_if_steady(now_s):
                 grade, why = self._router.knowledge.grade_of(replica)
@@ -248,11 +249,6 @@ class ReplicaLifecycle:
                 log.info(
                     "confidence grade of a replica is steady again", extra={"event": "grade_steady", "fields": fields}
                 )
-
-    def check(self, now_s: float) -> None:
-        """Log lost event streams and grades that are steady again. Call it every second."""
-        self.look_for_lost_events(now_s)
-        self.look_for_steady_grades(now_s)
 
     def look_for_lost_events(self, now_s: float) -> None:
         """Log each ready replica with an event stream that has had no connection for a minute, once for each loss."""

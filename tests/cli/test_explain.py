@@ -16,7 +16,16 @@ from router.core.insights.token_funnel import token_fates
 from router.core.placement.spill import SpillCause
 from router.core.types.cache_misses import Difference, DifferenceKind, MissReason, PromptAnalysis, TokenBreakdown
 from router.core.types.disagg_types import KvConnector, PrefillStage
-from router.core.types.placements import Candidate, Confidence, EndReason, ExternalKv, PlacementReason, Receipt, Usage
+from router.core.types.placements import (
+    Candidate,
+    Confidence,
+    EndReason,
+    ExternalKv,
+    FirstTokenExtras,
+    PlacementReason,
+    Receipt,
+    Usage,
+)
 from router.telemetry.request_record import session_key
 from tests.support.fakes import FakeEngine, reset, running
 from tests.support.keyring import ADMIN, bearer
@@ -69,7 +78,8 @@ async def test_a_request_is_explained(client: ClientSession, engine: FakeEngine)
 def test_everything_that_is_known_is_said() -> None:
     """A spilled prompt that diverged, waited and was retried: each is said, with its figures and what to do."""
     difference = Difference(DifferenceKind.TIMESTAMP, 0, "system", "messages[0].content", 64, 14, 2_000, "00:00", 7)
-    here = Candidate(FAR, 100, 900, 60.0, 40.0, 5.0, 0.0, 3, decode_ms=80.0, price_ms=185.0, delay_ms=3_100.0)
+    here = Candidate(FAR, 100, 900, 60.0, 40.0, 5.0, 0.0, 3, decode_ms=80.0, price_ms=185.0)
+    here.extras = FirstTokenExtras(delay_ms=3_100.0)
     there = Candidate(NEAR, 600, 400, 900.0, 20.0, 0.0, 0.0, 9, decode_ms=80.0, price_ms=1_000.0)
     receipt = Receipt(
         FAR, "warm", PlacementReason.RETRY, Confidence.EXACT, 1_000, 100, (there, here), SpillCause.QUEUE, 500

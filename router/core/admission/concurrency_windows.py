@@ -26,7 +26,6 @@ If no replica is full, no request waits and few leases are open, all of this is 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
@@ -157,7 +156,7 @@ class ConcurrencyLimiter:
         self._router = router
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
-        self._open: dict[int, str] = {}  # lease -> tenant
+        self.tenants: dict[int, str] = {}  # open lease -> tenant
         self._due: dict[int, _Due] = {}  # lease -> its deadline, if its request has one
         self._open_of_tenant: dict[tuple[str, str], int] = {}  # (replica, tenant) -> open leases
         self._shares = Shares()
@@ -190,7 +189,7 @@ class ConcurrencyLimiter:
         if due_s is not None:
             self._due[lease.id] = _Due(due_s, priority, self.prefill_ms(lease))
         replica = lease.replica
-        self._open[lease.id] = tenant
+        self.tenants[lease.id] = tenant
         whose = replica, tenant
         self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
         self._shares.on_lease_opened(tenant, lease.placed_s)
@@ -209,7 +208,7 @@ class ConcurrencyLimiter:
 
     def on_lease_closed(self, lease: Lease, now_s: float) -> bool:
         """Record the end of a lease; returns True if it was open here."""
-        tenant = self._open.pop(lease.id, None)
+        tenant = self.tenants.pop(lease.id, None)
         if tenant is None:
             return False
         due, first_s = self._due.pop(lease.id, None), lease.first_token_s
@@ -227,10 +226,6 @@ class ConcurrencyLimiter:
             self._count(replica)
         self.release_prefill(lease)  # a prefill stage ends at the latest with its decode stage
         return True
-
-    def count_by_tenant(self) -> Counter[str]:
-        """Count open leases by tenant."""
-        return Counter(self._open.values())
 
     def _count(self, replica: str) -> None:
         """Update the record of full replicas."""
@@ -252,7 +247,7 @@ class ConcurrencyLimiter:
     def free(self, tenant: str, now_s: float) -> bool:
         """True if nothing at all prevents a placement for the tenant, which is nearly always the case."""
         self._shares.note_request(tenant, now_s)
-        return not (self.full or self.queue or self.deadlines.any) and len(self._open) < self._few
+        return not (self.full or self.queue or self.deadlines.any) and len(self.tenants) < self._few
 
     def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
         """True if a request has capacity now; `calm_for` is its priority if only a calm replica will do. Raises
@@ -402,7 +397,7 @@ class ConcurrencyLimiter:
         return max(window.size - self._limits.engine_waiting_max, WINDOW_MIN)
 
     def _has_its_share(self, pool: Pool, tenant: str, now_s: float) -> bool:
-        if len(self._open) < self._few or not self._shares.has_other_tenants(tenant, now_s):
+        if len(self.tenants) < self._few or not self._shares.has_other_tenants(tenant, now_s):
             return False
         kept, lasting = self._shares.compute_reserved(tenant, now_s)
         model, fleet = pool[0], self._router.fleet
@@ -420,4 +415,4 @@ class ConcurrencyLimiter:
         """Return the turns per second: by Little's law (open leases over the time of an answer), and by turns once
         there are any."""
         lasted_s = self._lasted_s
-        return self._rate.per_s(len(self._open) * self._ended / lasted_s if lasted_s > 0 else 0.0)
+        return self._rate.per_s(len(self.tenants) * self._ended / lasted_s if lasted_s > 0 else 0.0)

@@ -59,7 +59,6 @@ class LeaseMeasurements(Struct, gc=False, eq=False):
 
     queued: bool = True  # other requests waited at the replica at its placement
     others_tokens: int = 0  # tokens that other routers had computed there, as received before placement
-    delay_ms: float = 0.0  # the replica's delay of first tokens, as known at placement
     decay_count: int = 0  # number of decays of the counts behind the replica's share at placement
     batch: PrefillBatch | None = None  # prefill batch of its first token
     batch_tokens: int = 0  # tokens of this prompt in that batch

@@ -276,7 +276,7 @@ class Router:
             if lease.streams:
                 took_ms = (now_s - lease.placed_s) * 1e3
                 if lease.placed_s >= member.breaker.until_s:  # otherwise it is not a trial
-                    member.own_speed.delay.observe(lease.expected_ms - lease.measurements.delay_ms, took_ms, now_s)
+                    member.own_speed.delay.observe(lease.expected_ms - lease.receipt.delay_ms, took_ms, now_s)
                 member.speeds.first_tokens.observe(lease.expected_ms, took_ms)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
@@ -417,5 +417,5 @@ class Router:
             return self.disaggregator.open(priced, plan, receipt, self.watch, now_s)
         guessed = choice.guessed and not priced.scope.narrowed
         lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
-        lease.expected_ms, lease.measurements.delay_ms = lasts_ms, chosen.delay_ms
+        lease.expected_ms = lasts_ms
         return lease

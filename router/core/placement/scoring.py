@@ -23,7 +23,7 @@ from router.core.placement.kv_pressure import kv_pressure
 from router.core.placement.placement_request import PlacementRequest
 from router.core.placement.prefix_match import PromptMatch, Size
 from router.core.prompts.block_keys import BLOCK_BYTES
-from router.core.types.placements import Candidate, Confidence, Pull, TierLoad
+from router.core.types.placements import Candidate, Confidence, FirstTokenExtras, Pull
 from router.core.types.tiers import CPU
 
 PRICE_ALL_BELOW = 16  # at most this many replicas are all priced for every request
@@ -187,10 +187,9 @@ class CostModel:
             )
             if room_ms:
                 candidates[-1].room_ms = room_ms
-            if member.own_speed.delay.ms:
-                candidates[-1].delay_ms = member.own_speed.delay.ms
-            if tiers:
-                candidates[-1].moved = TierLoad(tier_tokens, loading_ms(member, tiers, now_s))
+            if tiers or member.own_speed.delay.ms:
+                extra_ms = loading_ms(member, tiers, now_s) if tiers else 0.0
+                candidates[-1].extras = FirstTokenExtras(tier_tokens, extra_ms, member.own_speed.delay.ms)
         return candidates
 
     def pull(self, candidate: Candidate, match: PromptMatch, now_s: float) -> Pull | None:

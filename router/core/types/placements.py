@@ -72,11 +72,12 @@ class Pull(Struct, gc=False):
     took_ms: float | None = None  # measured time; None if unknown
 
 
-class TierLoad(Struct, gc=False):
-    """Cached blocks that a replica would load to its GPU for a request from its other tiers."""
+class FirstTokenExtras(Struct, gc=False):
+    """What delays a candidate's first token beside its queue and its prefill. Most candidates have nothing of it."""
 
-    tier_tokens: int  # part of `cached_tokens` that must be loaded
-    loading_ms: float  # time of that load, and of the loads before it
+    tier_tokens: int = 0  # part of `cached_tokens` that must be loaded to the GPU from other tiers
+    loading_ms: float = 0.0  # time of that load, and of the loads before it
+    delay_ms: float = 0.0  # time by which first tokens come later than waiting work and prefill explain
 
 
 class ExternalKv(Struct, gc=False):
@@ -140,8 +141,7 @@ class Candidate(Struct, gc=False):
     price_ms: float = 0.0  # price that the policy computes from all these terms; 0 if it compares none
     # sum of delays that the KV capacity in use by this answer causes for requests that wait for it
     room_ms: float = 0.0
-    moved: TierLoad | None = None  # None: all its cached blocks are on its GPU
-    delay_ms: float = 0.0  # time by which its first tokens come later than its waiting work and their prefill explain
+    extras: FirstTokenExtras | None = None  # None: all its cached blocks are on its GPU, and it has no delay
 
     @property
     def wait_ms(self) -> float:
@@ -157,12 +157,17 @@ class Candidate(Struct, gc=False):
     @property
     def tier_tokens(self) -> int:
         """Part of `cached_tokens` that must be loaded from tiers outside the GPU."""
-        return self.moved.tier_tokens if self.moved is not None else 0
+        return self.extras.tier_tokens if self.extras is not None else 0
 
     @property
     def loading_ms(self) -> float:
         """Time of the load from tiers, and of the loads before it."""
-        return self.moved.loading_ms if self.moved is not None else 0.0
+        return self.extras.loading_ms if self.extras is not None else 0.0
+
+    @property
+    def delay_ms(self) -> float:
+        """Time by which its first tokens come later than its waiting work and their prefill explain."""
+        return self.extras.delay_ms if self.extras is not None else 0.0
 
 
 class Pricing(Protocol):
@@ -306,6 +311,11 @@ class Receipt(Struct, gc=False):
     def predicted_tier_tokens(self) -> int:
         """Part of `predicted_cached_tokens` that must be loaded from tiers."""
         return self.brought.tier_tokens if self.brought is not None else 0
+
+    @property
+    def delay_ms(self) -> float:
+        """Unexplained delay of first tokens at `replica`, as known at the placement."""
+        return next((each.delay_ms for each in self.candidates if each.id == self.replica), 0.0)
 
     @property
     def pull(self) -> Pull | None:

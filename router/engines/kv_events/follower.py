@@ -82,7 +82,6 @@ class EventStreamReader:
 
     def __init__(self, shared: ReaderContext, replica: Replica) -> None:
         self._shared = shared
-        self._sink = shared.sink
         self.replica = replica
         self.stream: KvStream | None = None
         self.connects = False  # True if the engine connects to the router
@@ -213,7 +212,7 @@ class EventStreamReader:
             if subscription is not None:
                 subscription.close()
         self._report_proof("publishes at another address, or not at all")
-        self._sink.clear(self.replica.id, "publishes at another address, or not at all", self._shared.clock())
+        self._shared.sink.clear(self.replica.id, "publishes at another address, or not at all", self._shared.clock())
 
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
         """Receive and apply events until the source changes."""
@@ -330,7 +329,7 @@ class EventStreamReader:
             await self._yield_if_due()
 
     async def _apply(self, step: Apply) -> None:
-        clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
+        clock, sink, id_ = self._shared.clock, self._shared.sink, self.replica.id
         at_s, came_s = step.batch.at_s, clock()
         self._lag_s = None if at_s is None else self._shared.wall() - at_s
         for event in step.batch.events:
@@ -354,7 +353,7 @@ class EventStreamReader:
         if isinstance(step, SetConfidence):
             self._grade(step.grade, step.why)
         else:
-            dispatch(step, self._sink, self.replica.id, self._shared.clock())
+            dispatch(step, self._shared.sink, self.replica.id, self._shared.clock())
             if isinstance(step, Clear):
                 self._report_proof(step.why)
             elif isinstance(step, Resume):
@@ -365,7 +364,7 @@ class EventStreamReader:
             if grade is self._graded:  # the sink logs a changed grade
                 self._log_why(grade, why)
             self._why, self._graded = why, grade
-            self._sink.grade(self.replica.id, grade, why, self._shared.clock())
+            self._shared.sink.grade(self.replica.id, grade, why, self._shared.clock())
 
     def _log_why(self, grade: Confidence, why: str) -> None:
         """Log another reason for the same grade. Reasons that change repeatedly have one line."""

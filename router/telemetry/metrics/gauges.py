@@ -26,7 +26,7 @@ from router.telemetry.counters import RequestMetrics
 from router.telemetry.loop_lag import BOUNDS_S
 from router.telemetry.metrics.families import counter, counters, gauge, histogram
 from router.telemetry.metrics.per_model import UnderWay
-from router.telemetry.metrics.per_tenant import TenantsUnderWay
+from router.telemetry.metrics.per_tenant import collect_tenants
 from router.telemetry.metrics.samples import MetricSources
 
 
@@ -50,7 +50,7 @@ class Gauges(Collector):
         """Yield one family after another."""
         figures, tallies, totals = self._figures, self._tallies, self._figures.totals
         yield from self._collect_by_model()
-        yield from self._collect_by_tenant()
+        yield from collect_tenants(tallies, figures)
         text = "Queued requests that are deferred because their prompts would evict too much of a cache."
         yield gauge("deferred_requests", text, (), [((), figures.held())])
         yield gauge("queued_bytes", "Bytes of the bodies of queued requests.", (), [((), figures.queued()[1])])
@@ -107,16 +107,6 @@ class Gauges(Collector):
         counts = [((priority.name.lower(), label), n) for (priority, label), n in under_way.waiting.items()]
         text = "Requests in the router's queue, including deferred ones."
         yield gauge("queued_requests", text, ("priority", "model"), counts)
-
-    def _collect_by_tenant(self) -> Iterable[Metric]:
-        """Yield two gauges, which have values if a keys file names tenants."""
-        named, under_way = self._tallies.has_tenants, TenantsUnderWay(self._tallies, self._figures)
-        in_flight = [((label,), n) for label, n in under_way.in_flight.items()] if named else []
-        text = "Requests placed or in the router's queue, by tenant of the keys file."
-        yield gauge("tenant_in_flight_requests", text, ("tenant",), in_flight)
-        waiting = [((label,), n) for label, n in under_way.waiting.items()] if named else []
-        text = "Requests in the router's queue, including deferred ones, by tenant of the keys file."
-        yield gauge("tenant_queued_requests", text, ("tenant",), waiting)
 
     def _rates(self) -> Iterable[Metric]:
         recent = self._tallies.recent()

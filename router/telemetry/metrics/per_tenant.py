@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
 
 from router.telemetry.counters import RequestMetrics
+from router.telemetry.metrics.families import gauge
 from router.telemetry.metrics.samples import MetricSources
 
 
@@ -25,3 +29,14 @@ class TenantsUnderWay:
                     each[label] += requests
         for label in self.in_flight:
             self.waiting[label] += 0
+
+
+def collect_tenants(tallies: RequestMetrics, figures: MetricSources) -> Iterable[Metric]:
+    """Yield two gauges, which have values if a keys file names tenants."""
+    named, under_way = tallies.has_tenants, TenantsUnderWay(tallies, figures)
+    in_flight = [((label,), n) for label, n in under_way.in_flight.items()] if named else []
+    text = "Requests placed or in the router's queue, by tenant of the keys file."
+    yield gauge("tenant_in_flight_requests", text, ("tenant",), in_flight)
+    waiting = [((label,), n) for label, n in under_way.waiting.items()] if named else []
+    text = "Requests in the router's queue, including deferred ones, by tenant of the keys file."
+    yield gauge("tenant_queued_requests", text, ("tenant",), waiting)

@@ -207,7 +207,7 @@ class Doors(RuleBasedStateMachine):
         core: ConcurrencyLimiter = self.fleet.admission._admission
         assert self.asked == self.answered + self.taken_back + len(self.waiting)
         assert len(core.queue) == len(self.waiting) <= 4
-        assert {lease.id for lease in self.open} == set(core._open)
+        assert {lease.id for lease in self.open} == set(core.tenants)
         assert sum(core._open_of_tenant.values()) == len(self.open)
 
     @invariant()

@@ -17,7 +17,7 @@ from router.core.placement.policies.warm.cost import weigh
 from router.core.placement.policies.warm.tie_break import TIE_BREAKERS
 from router.core.placement.policies.warm.warm_policy import PRICE, RING_GUESS
 from router.core.placement.ring import Ring
-from router.core.types.placements import Candidate, Confidence, PlacementContext, PolicyDecision
+from router.core.types.placements import Candidate, Confidence, FirstTokenExtras, PlacementContext, PolicyDecision
 from tests.support.examples import examples
 from tests.support.records import replace
 
@@ -71,7 +71,7 @@ FLEETS = st.lists(
         uncached_ms=TIMES,
         evicted_ms=TIMES,
         kv_wait_ms=TIMES,
-        delay_ms=TIMES,
+        extras=st.builds(FirstTokenExtras, delay_ms=TIMES) | st.none(),
         room_ms=TIMES,
         in_flight=st.integers(0, 40),
         decode_ms=TIMES,
@@ -184,7 +184,7 @@ def test_warm_never_leaves_the_tie_band(asked: PlacementContext, candidates: lis
     candidates=FLEETS,
     more=st.floats(1, 1e5),
     field=st.sampled_from(
-        ["pending_ms", "uncached_ms", "kv_wait_ms", "delay_ms", "room_ms", "evicted_ms", "decode_ms", "stalled_ms"]
+        ["pending_ms", "uncached_ms", "kv_wait_ms", "room_ms", "evicted_ms", "decode_ms", "stalled_ms"]
     ),
 )
 @settings(deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.placement.policies.warm.cost import UNWEIGHTED
 from router.core.placement.spill import SpillCause, spill
-from router.core.types.placements import Candidate, PlacementReason
+from router.core.types.placements import Candidate, FirstTokenExtras, PlacementReason
 from router.core.types.replicas import Replica
 from tests.core.placement.placing import World, chat, words
 
@@ -27,7 +27,7 @@ def candidate(id_: str, cached: int, **fields: Any) -> Candidate:
     [
         ({"pending_ms": 900.0, "evicted_ms": 100.0}, SpillCause.QUEUE),
         ({"kv_wait_ms": 900.0, "pending_ms": 100.0}, SpillCause.KV_SPACE),
-        ({"delay_ms": 900.0, "pending_ms": 100.0, "kv_wait_ms": 200.0}, SpillCause.DELAY),
+        ({"extras": FirstTokenExtras(delay_ms=900.0), "pending_ms": 1.0, "kv_wait_ms": 2.0}, SpillCause.DELAY),
         ({"evicted_ms": 900.0, "pending_ms": 100.0}, SpillCause.EVICTION),
         ({"uncached_ms": 5_000.0, "pending_ms": 100.0}, SpillCause.SPEED),
         ({"pending_ms": 100.0, "decode_ms": 9_000.0}, SpillCause.DECODE_LOAD),

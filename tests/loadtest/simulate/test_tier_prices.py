@@ -14,7 +14,7 @@ from loadtest.simulate.command import main
 from loadtest.simulate.policies.tier_credit import TierCredit
 from loadtest.simulate.results import tiers
 from router.core.estimators.model_speeds import BACKLOG_TOKENS
-from router.core.types.placements import Candidate, PlacementContext, TierLoad
+from router.core.types.placements import Candidate, FirstTokenExtras, PlacementContext
 
 
 def _row(price: str, seed: int, ttft_s: float) -> Row:
@@ -32,7 +32,7 @@ def test_a_hit_in_a_tier_counts_as_a_part_of_one_on_the_gpu() -> None:
     def chosen(credit: float | None, loading_ms: float) -> tuple[str, float]:
         gpu = Candidate("gpu", 16_000, 0, 300.0, 0.0, 0.0, 0.0, 0)
         tier = Candidate("tier", 16_000, 0, 0.0, 0.0, 0.0, 0.0, 0)
-        tier.moved = TierLoad(16_000, loading_ms)
+        tier.extras = FirstTokenExtras(16_000, loading_ms)
         return TierCredit(credit).choose(market, [gpu, tier]).id, tier.price_ms
 
     assert BACKLOG_TOKENS == 16_000

@@ -43,8 +43,9 @@ class Weights(Struct, gc=False):
         load, delay_ms = waited_ms * self.per_wait_ms, self.unit_ms
         if load > self.load_max:
             load = self.load_max
-        if candidate.delay_ms > waited_ms:  # it delays this request, but is no work that others wait for
-            waited_ms = candidate.delay_ms
+        extras = candidate.extras
+        if extras is not None and extras.delay_ms > waited_ms:  # a delay is no work that others wait for
+            waited_ms = extras.delay_ms
         if uncached_ms < delay_ms:
             delay_ms = uncached_ms
         answer = self.decoding * DECODING
