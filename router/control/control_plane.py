@@ -210,8 +210,7 @@ class ControlPlane:
         sources, admission = self._sources, self.admission
         sources.in_flight, sources.held = self._count_in_flight, admission.held_back
         sources.queued, sources.waiting = admission.count_queued, admission.count_waiting
-        sources.tenants = admission.count_by_tenant
-        sources.engine_version = self.lifecycle.engine_version
+        sources.tenants, sources.engine_version = admission.count_by_tenant, self.lifecycle.engine_version
         sources.discoveries = partial(wiring.describe_discoveries, self.discoveries)
         sources.history, sources.unshared = partial(wiring.count_history, self.history), self.unshared.explain
         if self.observatory is not None:

@@ -87,9 +87,9 @@ class RequestMetrics:
         self._overhead_of_all = self._overhead.get_series()
         self.reloaded_at_s: float | None = None  # Unix time of the last reload that is in force
         self.unready_at_s: dict[str, float] = {}  # label of a model -> Unix time of its last 503 `no_replica_ready`
-        self._tenants: Collection[str] = ()
+        self.tenants: Collection[str] = ()
         self._tenants_max = 0
-        self._tenant_labels: set[str] = set()
+        self.tenant_labels: set[str] = set()  # tenants that have sent requests and are counted by name
 
     def list_families(self) -> list[Counter | Histogram]:
         """Return all families, in the order of the page."""
@@ -108,25 +108,16 @@ class RequestMetrics:
 
     def set_tenants(self, tenants: Collection[str], tenants_max: int) -> None:
         """Count these tenants by name: the first `tenants_max` that ever send a request; the rest share one label."""
-        self._tenants, self._tenants_max = tenants, tenants_max
+        self.tenants, self._tenants_max = tenants, tenants_max
 
     def tenant(self, name: str) -> str:
         """Return the label of a tenant."""
-        if name not in self._tenants:
+        if name not in self.tenants:
             return NONE
-        if name in self._tenant_labels or len(self._tenant_labels) < self._tenants_max:
-            self._tenant_labels.add(name)
+        if name in self.tenant_labels or len(self.tenant_labels) < self._tenants_max:
+            self.tenant_labels.add(name)
             return name
         return OTHER
-
-    def tenant_labels(self) -> list[str]:
-        """Return the labels of the tenants that have sent requests and are counted by name."""
-        return sorted(self._tenant_labels)
-
-    @property
-    def has_tenants(self) -> bool:
-        """True if a keys file names tenants."""
-        return bool(self._tenants)
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request at its end."""
@@ -139,7 +130,7 @@ class RequestMetrics:
         duration, duration_s = kind.duration, record.times.duration_s
         duration[bisect_left(LATENCY_S, duration_s)] += 1
         duration[-1] += duration_s
-        if self._tenants:
+        if self.tenants:
             self._get_series("tenant_requests", self.tenant(record.client.tenant), f"{record.status // 100}xx")[0] += 1
         if record.times.overhead_s is not None:
             self._overhead.add(self._overhead_of_all, record.times.overhead_s)
@@ -278,7 +269,7 @@ class RequestMetrics:
             model.completion = self._get_series("completion_tokens", model.label)
         model.completion[0] += tokens
         placement.completion[0] += tokens
-        if self._tenants:
+        if self.tenants:
             self._get_series("tenant_completion_tokens", self.tenant(tenant))[0] += tokens
 
     def _observe_tokens(
@@ -354,7 +345,7 @@ class RequestMetrics:
         if cached:
             model.saved[0] += cached
             model.saved_s[0] += self._prefill(receipt.replica).saved_ms(cached) / 1e3
-        if self._tenants:
+        if self.tenants:
             of_tenant = self.tenant(tenant)
             self._get_series("tenant_prompt_tokens", of_tenant)[0] += prompt
             self._get_series("tenant_cached_tokens", of_tenant)[0] += cached

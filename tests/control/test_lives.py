@@ -87,7 +87,7 @@ async def test_another_engine_on_the_same_port(client: ClientSession, told: Told
             assert (await stream.read()).endswith(b"data: [DONE]\n\n")
             await until(lambda: app.http.in_flight == 0)
             assert idle(app)
-            assert app.control.admission._admission._open == {}
+            assert app.control.admission._admission.tenants == {}
             text = app.control.metrics.page().decode()
             labels = f'model="m",name="ns/b",namespace="ns",node="",pod="b",replica="{first.url}",version="0.32.0"'
             assert f'warmroute_replica_info{{engine="fake",{labels}}} 1.0' in text

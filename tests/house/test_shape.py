@@ -42,7 +42,7 @@ FIELDS_OVER = {  # classes of router/ with more fields, of which attributes that
     "_RequestLine": 32,
 }
 METHODS_OVER = {
-    "AdmissionController": 35,
+    "AdmissionController": 36,
     "ClientConnection": 34,
     "ControlPlane": 35,
     "DisaggCaller": 27,

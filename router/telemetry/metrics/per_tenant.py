@@ -19,7 +19,7 @@ class TenantsUnderWay:
     def __init__(self, tallies: RequestMetrics, figures: MetricSources) -> None:
         """Requests that are neither placed nor waiting, such as those that are being read, are not counted."""
         placed, waiting = figures.tenants()
-        self.in_flight = Counter(dict.fromkeys(tallies.tenant_labels(), 0))
+        self.in_flight = Counter(dict.fromkeys(sorted(tallies.tenant_labels), 0))
         self.waiting = Counter[str]()
         # The first tenants have a label of their own: those of placed requests came before those that wait.
         for counts, sums in ((placed, (self.in_flight,)), (waiting, (self.in_flight, self.waiting))):
@@ -33,7 +33,7 @@ class TenantsUnderWay:
 
 def collect_tenants(tallies: RequestMetrics, figures: MetricSources) -> Iterable[Metric]:
     """Yield two gauges, which have values if a keys file names tenants."""
-    named, under_way = tallies.has_tenants, TenantsUnderWay(tallies, figures)
+    named, under_way = bool(tallies.tenants), TenantsUnderWay(tallies, figures)
     in_flight = [((label,), n) for label, n in under_way.in_flight.items()] if named else []
     text = "Requests placed or in the router's queue, by tenant of the keys file."
     yield gauge("tenant_in_flight_requests", text, ("tenant",), in_flight)
