@@ -102,6 +102,8 @@ class Row:
     ok: bool | None = None
     timed: bool | None = None
     """True if the figure is a time, which depends on the other load of the machine."""
+    first_sign_s: float | None = None
+    """Time from the beginning of a trouble to its first sign, whether or not that names the cause."""
     note: str | None = None
     """Any other remark on the row, such as the reason why it was not measured."""
     duration_s: float | None = None

@@ -106,7 +106,7 @@ class Engines:
         self._settings = replace(settings, limits=settings.member.limits(settings.limits))
         self._runners: list[web.AppRunner] = []
         self._surfaces: list[web.AppRunner] = []  # of these, the replicas' own
-        self._publishers: list[KvPublisher] = []
+        self.publishers: list[KvPublisher] = []  # in order; empty without KV events
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -227,7 +227,7 @@ class Engines:
             member=self._settings.member,
         )
         publisher.start()
-        self._publishers.append(publisher)
+        self.publishers.append(publisher)
         return publisher
 
     async def stop(self) -> None:
@@ -238,7 +238,7 @@ class Engines:
             listener.close()
         for runner in self._runners:
             await runner.cleanup()
-        for publisher in self._publishers:
+        for publisher in self.publishers:
             await publisher.stop()
 
 

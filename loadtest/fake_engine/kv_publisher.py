@@ -54,6 +54,8 @@ class KvPublisher:
         self._encoded = encoding_of(member, block_tokens)
         self._topic = topic.encode()
         self._now = now
+        self.lose_every = 0
+        """Every batch with a multiple of this number is lost, and replays are not answered. 0: none is lost."""
         self._seq = 0
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=BUFFER_BATCHES)
         # Sending on a PUB socket never blocks, so only the ROUTER is an asyncio socket.
@@ -111,13 +113,15 @@ class KvPublisher:
         self._seq += 1
         payload = msgspec.msgpack.encode([self._now(), [told for event in events for told in self._encoded(event)], 0])
         self._sent.append((seq, payload))
+        if self.lose_every and self._seq % self.lose_every == 0:
+            return
         self._pub.send_multipart([self._topic, seq, payload])
 
     async def _serve_replays(self) -> None:
         while True:
             request = await self._router.recv_multipart()
             # Measured on vLLM: a request without the empty delimiter, or with extra frames, gets no response.
-            if len(request) != 3 or request[1] or len(request[2]) != 8:
+            if len(request) != 3 or request[1] or len(request[2]) != 8 or self.lose_every:
                 continue
             client, first = request[0], request[2]
             for seq, payload in list(self._sent):

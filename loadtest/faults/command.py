@@ -35,6 +35,9 @@ from loadtest.faults.bench import Bench, CaseNotApplicable, Scale
 from loadtest.faults.curve import REQUESTS, curve
 from loadtest.faults.histories.rows import histories
 from loadtest.faults.matrix import GOALS, Rows
+from loadtest.faults.on_call.report import QUIET_S, on_call, print_on_call
+from loadtest.faults.on_call.troubles import TROUBLES
+from loadtest.faults.on_call.watch import LIMIT_S
 from loadtest.faults.report import print_report
 from loadtest.faults.soak import soak
 from loadtest.proxy_cost.command import stop_when_told
@@ -110,6 +113,9 @@ async def _once(bench: Bench, goal: int, rows: Rows) -> list[Row]:
 async def run(options: argparse.Namespace, console: Console) -> list[Row]:
     """Run all selected rows. Raises RivalError."""
     stop_when_told()
+    if options.on_call:
+        numbers = list(map(int, options.troubles))
+        return await on_call(numbers, options.quiet_s, options.sign_s, options.seed, console)
     scale = Scale(options.full, math.inf if options.counts else max(1.0, options.slack), options.counts)
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="warmroute-faults-") as temporary:
@@ -165,13 +171,23 @@ def parser() -> argparse.ArgumentParser:
     add("--histories", type=flags.positive(), nargs="?", const=HISTORY_S, metavar="S", help=text)
     text = f"only memory over N different requests ({REQUESTS:,})"
     add("--requests", type=flags.integer(CURVE_MIN), nargs="?", const=REQUESTS, metavar="N", help=text)
-    add("--seed", type=int, default=1, metavar="N", help="seed of the soak, the history and the requests (1)")
+    add("--on-call", action="store_true", help="only the first signs of nine troubles on the page, in top, in alerts")
+    numbers = [str(number) for number in range(1, len(TROUBLES) + 1)]
+    text = f"with --on-call: troubles to run, of {','.join(numbers)} (all)"
+    add("--troubles", type=flags.make_choices_parser(numbers), default=numbers, metavar="N,N", help=text)
+    text = f"with --on-call: seconds without a trouble, in which nothing may be shown ({QUIET_S:g})"
+    add("--quiet-s", type=flags.positive(), default=QUIET_S, metavar="S", help=text)
+    text = f"with --on-call: seconds for which each trouble lasts ({LIMIT_S:g})"
+    add("--sign-s", type=flags.positive(), default=LIMIT_S, metavar="S", help=text)
+    add("--check", action="store_true", help="with --on-call: exit 1 if a cause is not named, or a sign is false")
+    add("--seed", type=int, default=1, metavar="N", help="seed of all that is random (1)")
     add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 1 if a row of warmroute was missed, 2 for an invalid command line."""
+    """Run the command. Returns 1 if a row of warmroute was missed, with --on-call only if --check is given; 2 for an
+    invalid command line."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     if options.jobs > 1 and not options.counts:
@@ -179,13 +195,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         rows = uvloop.run(run(options, Console(stderr=True)))
-    except (rivals.RivalError, ProcessError, TimeoutError) as error:
+    except (rivals.RivalError, ProcessError, TimeoutError, RuntimeError) as error:
         print(f"faults: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    print_report(report_console(PAGE_WIDTH), rows)
+    (print_on_call if options.on_call else print_report)(report_console(PAGE_WIDTH), rows)
     if options.json:
         versions = rivals.versions(options.rivals) | rivals.ours_version()
         write_json(options.json, shlex.join(["faults", *arguments]), rows, versions)
+    if options.on_call and not options.check:
+        return 0
     return 1 if any(row.ok is False and row.router == rivals.OURS for row in rows) else 0

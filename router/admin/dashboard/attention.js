@@ -19,13 +19,20 @@ const OFF = 0.1; // of verified prompt tokens, between what was predicted and wh
 const FAILING = 0.01, FAILED_MIN = 3; // of the last minute's requests
 const WAITED_S = 1; // in the queue, by one in ten of those that waited
 
-// `minute` are steps of the last minute, `last` percentiles of it, where the router keeps series.
-export function showAttention(element, seen, minute, last) {
+// Rows {key, kind, words, to?} by importance: one row of kind "good" if nothing needs attention. The steps of the last
+// minute and its percentiles are known if the router keeps series.
+export function findAttention(page, history) {
+  const { step_s, points } = page.timeline;
+  const seen = { ...page, timeline: { step_s, points: points.filter(({ at_s }) => at_s + step_s <= page.now_s) } };
+  const minute = history.has ? history.lastMinute(page).points : [], last = history.lastPercentiles();
   const strained = [...queued(minute, last), ...slow(seen.timeline.points), ...full(seen)];
   const all = [...replicasDown(seen), ...unservedModels(seen), ...failing(minute), ...dominant(seen, strained.length > 0), ...strained, ...slowReplicas(seen), ...idleReplicas(seen), ...unshared(seen), ...fell(seen.timeline.points), ...fallingGrades(seen), ...mispredicted(seen), ...advised(seen), ...flattered(seen)];
   if (all.length) all.splice(SHOWN_MAX - 1, 0, ...restarted(seen));
-  const rows = all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
-  keyed(element, rows, ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
+  return all.length ? all.slice(0, SHOWN_MAX) : [{ key: "fine", kind: "good", words: quiet(seen) }];
+}
+
+export function showAttention(element, page, history) {
+  keyed(element, findAttention(page, history), ({ key }) => key, () => h("li", {}, h("span", { class: "tag" }), h("span"), h("a")), (item, row) => {
     const [mark, words, link] = item.children;
     set(mark, "class", `tag ${row.kind}`);
     text(mark, { bad: "critical", fair: "warning", good: "ok" }[row.kind]);

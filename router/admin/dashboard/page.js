@@ -46,14 +46,10 @@ export class Page {
   show(seen) {
     this.seen = seen;
     const drawn = (this.drawn = this.history.drawn(seen, this.view)), sum = summed(drawn.counted);
-    const minute = this.history.has ? this.history.lastMinute(seen).points : [];
-    const { step_s, points } = seen.timeline;
-    const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s);
-    const last = this.history.lastPercentiles();
     text($("about"), `${scope(seen.router)}${seen.build || seen.version} · up ${span(seen.uptime_s)}`);
     set($("about"), "title", $("about").textContent);
     showLinks($("links"), seen, this.openPage);
-    showAttention($("attention"), { ...seen, timeline: { step_s, points: over } }, minute, last);
+    showAttention($("attention"), seen, this.history);
     this.toolbar.update(this.history.has, drawn, seen.now_s);
     showTiles($("tiles"), seen, this.history, sum, this.named());
     this.panels.update(drawn, sum, this.history.has);

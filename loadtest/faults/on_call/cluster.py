@@ -1,0 +1,190 @@
+"""Cluster of the on-call table: five simulated replicas, a hop before one of them, one router, and agents at work.
+
+The replicas are in this process, so that a trouble can change them. The router is a process on fixed ports, so that it
+can be restarted. The hop is a proxy in front of the second replica; it stands for a mesh or a load balancer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from loadtest.common.client import Client, open_unlimited_session
+from loadtest.common.processes import HOST, free_ports, router
+from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.fake_engine.http import BODY_BYTES_MAX
+from loadtest.insights.agents import Conversation, ReleaseClock
+
+MODEL, SMALL = "large", "small"
+REPLICAS = 5
+SUBJECT = 1  # number of the replica behind the hop, which is the one with a trouble
+AGENTS, SMALL_AGENTS = 14, 2
+TENANTS = ("shop", "forge")
+FLOOD_TENANT, FLOOD_LANES, FLOOD_BYTES = "batch", 40, 32_768  # 8,192 tokens of the simulated engine
+THINK_S = (0.5, 3.0)
+ANSWER_TOKENS = 40
+TIMEOUT_S = 60.0
+REFUSED_S = 1.0  # pause of a client after a failed request
+CHUNK_BYTES = 65_536
+GENERATES = "/v1/chat/completions"
+SETTINGS = ("log.requests=false",)
+
+
+@dataclass(slots=True)
+class Hop:
+    """Reverse proxy before one replica. Its delays apply to generation only: probes and metrics pass untouched."""
+
+    target: str
+    url: str = ""
+    before_s: float = 0.0
+    """Delay of each request on its way to the engine."""
+    gathered_s: float = 0.0
+    """Time after the first byte of an answer in which the answer is gathered; it is then sent in one burst."""
+    hangs: bool = False
+    """If true, requests never reach the engine."""
+    _session: aiohttp.ClientSession = field(init=False)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Hop]:
+        """Listen on a free port of loopback."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
+        async with open_unlimited_session() as self._session:
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, HOST, 0).start()
+                self.url = f"http://{HOST}:{runner.addresses[0][1]}"
+                yield self
+            finally:
+                await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        generates = request.path == GENERATES
+        body = await request.read()
+        if generates and self.hangs:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(self.before_s if generates else 0.0)
+        headers = {name: request.headers[name] for name in ("Content-Type", "X-Request-Id") if name in request.headers}
+        url = self.target + request.path_qs
+        async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            first = await answer.content.readany()
+            if generates and self.gathered_s:
+                await asyncio.sleep(self.gathered_s)
+            await response.prepare(request)
+            await response.write(first)
+            async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+                await response.write(chunk)
+        return response
+
+
+class Cluster:
+    """The running parts. `clock` is where the agents' current release states the time."""
+
+    def __init__(self, engines: Engines, hop: Hop, small: Engines | None, ports: list[int], seed: int) -> None:
+        self.engines, self.hop, self.small = engines, hop, small
+        self.url, self.admin_url = (f"http://{HOST}:{port}" for port in ports)
+        self.clock = ReleaseClock.NOWHERE
+        self.requests = self.failures = 0
+        self._ports, self._seed = ports, seed
+        self._router = AsyncExitStack()
+        self._tasks = set[asyncio.Task[None]]()
+
+    @property
+    def replicas(self) -> list[str]:
+        """URLs of the replicas as the router has them."""
+        urls = list(self.engines.urls)
+        urls[SUBJECT] = self.hop.url
+        return urls + (self.small.urls if self.small else [])
+
+    @property
+    def subject(self) -> str:
+        """Address of the replica behind the hop."""
+        return self.hop.url.removeprefix("http://")
+
+    async def start_router(self) -> None:
+        """Start the router on its ports. Raises ProcessError."""
+        port, admin_port = self._ports
+        await self._router.enter_async_context(
+            router(self.replicas, policy="warm", port=port, admin_port=admin_port, settings=SETTINGS)
+        )
+
+    async def stop_router(self) -> None:
+        """Stop the router, if it runs."""
+        await self._router.aclose()
+
+    def start_agents(self, session: aiohttp.ClientSession) -> None:
+        """Begin all conversations."""
+        for model, count in ((MODEL, AGENTS), (SMALL, SMALL_AGENTS if self.small else 0)):
+            client = Client(session, self.url, model=model, endpoint="chat", timeout_wall_s=TIMEOUT_S)
+            for _ in range(count):
+                self._start(self._agent(client, model, random.Random(self._seed * 1_000 + len(self._tasks))))
+
+    def start_flood(self, session: aiohttp.ClientSession) -> None:
+        """Begin to send long new prompts of one tenant, without a pause."""
+        client = Client(session, self.url, model=MODEL, endpoint="chat", timeout_wall_s=TIMEOUT_S)
+        for number in range(FLOOD_LANES):
+            self._start(self._flood(client, random.Random(f"flood {self._seed} {number}")))
+
+    async def stop_clients(self) -> None:
+        """Stop all conversations."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, lane: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.create_task(lane))
+
+    async def _agent(self, client: Client, model: str, rng: random.Random) -> None:
+        while True:
+            conversation, tenant = Conversation.start_random(rng, model, ANSWER_TOKENS), rng.choice(TENANTS)
+            for _ in range(conversation.turns()):
+                await asyncio.sleep(rng.uniform(*THINK_S))
+                body, step = conversation.next_body(self.clock)
+                await self._send(client, body, tenant, step)
+
+    async def _flood(self, client: Client, rng: random.Random) -> None:
+        while True:
+            messages = [{"role": "user", "content": rng.randbytes(FLOOD_BYTES // 2).hex()}]
+            body = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "stream": True}
+            await self._send(client, msgspec.json.encode(body), FLOOD_TENANT, "import")
+
+    async def _send(self, client: Client, body: bytes, tenant: str, step: str) -> None:
+        names = {"x-warmroute-tenant": tenant, "x-warmroute-step": step}
+        answer = await client.send(body, time.perf_counter(), {"Content-Type": "application/json", **names})
+        self.requests += 1
+        if answer.failure:
+            self.failures += 1
+            await asyncio.sleep(REFUSED_S)
+
+
+@asynccontextmanager
+async def run_cluster(*, has_small: bool, seed: int) -> AsyncIterator[tuple[Cluster, aiohttp.ClientSession]]:
+    """Run all parts, with agents at work; `has_small`: the last replica alone serves a second model. Raises
+    ProcessError, OSError."""
+    events = KvEventsSettings(port=0, replay_port=0)
+    large = EngineSettings(replicas=REPLICAS - has_small, port=0, model=MODEL, kv_events=events)
+    async with AsyncExitStack() as stack:
+        engines = await stack.enter_async_context(Engines(large))
+        small = None
+        if has_small:
+            only = EngineSettings(replicas=1, port=0, model=SMALL, kv_events=events)
+            small = await stack.enter_async_context(Engines(only))
+        hop = await stack.enter_async_context(Hop(engines.urls[SUBJECT]).run())
+        session = await stack.enter_async_context(open_unlimited_session())
+        cluster = Cluster(engines, hop, small, free_ports(2), seed)
+        stack.push_async_callback(cluster.stop_router)
+        stack.push_async_callback(cluster.stop_clients)
+        await cluster.start_router()
+        cluster.start_agents(session)
+        yield cluster, session
