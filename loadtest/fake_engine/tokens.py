@@ -59,13 +59,23 @@ def render_chat(
         elif message.content:
             parts += [_part_text(part) for part in message.content]
         if message.tool_calls:
-            parts += ["<|tool_calls|>", msgspec.json.encode(message.tool_calls).decode()]
+            parts += ["<|tool_calls|>", msgspec.json.encode(list(map(_rendered_call, message.tool_calls))).decode()]
         parts.append("\n")
     if opened and parts:
         parts.pop()
     if generate:
         parts.append("<|assistant|>\n")
     return "".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _rendered_call(call: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the parts of a tool call that chat templates render. vLLM passes arguments to them as an object, however
+    the request has them. A call that vLLM would refuse stays as it is."""
+    try:
+        function = call["function"]
+        return {"name": function["name"], "arguments": msgspec.json.decode(function["arguments"])}
+    except (KeyError, TypeError, msgspec.DecodeError):
+        return call
 
 
 def _part_text(part: dict[str, Any]) -> str:
