@@ -27,7 +27,7 @@ from loadtest.insights.agents import Conversation, ReleaseClock
 MODEL, SMALL = "large", "small"
 REPLICAS = 5
 SUBJECT = 1  # number of the replica behind the hop, which is the one with a trouble
-AGENTS, SMALL_AGENTS = 14, 2
+AGENTS, SMALL_AGENTS = 24, 2
 TENANTS = ("shop", "forge")
 FLOOD_TENANT, FLOOD_LANES, FLOOD_BYTES = "batch", 40, 32_768  # 8,192 tokens of the simulated engine
 THINK_S = (0.5, 3.0)
