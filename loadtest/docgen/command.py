@@ -32,6 +32,7 @@ from loadtest.docgen.layers import layers
 from loadtest.docgen.linked_replicas import pulls_block, split_block
 from loadtest.docgen.markdown import PageError, with_block
 from loadtest.docgen.metrics import metrics_table
+from loadtest.docgen.on_call import on_call_block
 from loadtest.docgen.overhead import overhead_block, shared_block
 from loadtest.docgen.policies import policies_table
 from loadtest.docgen.promises import findings_block, promises_block
@@ -82,6 +83,7 @@ BLOCKS = {
     "growth": "docs/evidence/overhead.md",
     "faults": "docs/evidence/faults.md",
     "curve": "docs/evidence/faults.md",
+    "on-call": "docs/evidence/faults.md",
     "race": "docs/evidence/placement.md",
     "peers": "docs/evidence/placement.md",
     "cells": "docs/evidence/race.md",
@@ -136,6 +138,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
     "curve": ("faults --requests", {"curve": curve_block}),
+    "on_call": ("faults --on-call", {"on-call": on_call_block}),
     "growth": ("cost --replicas", {"growth": growth_block}),
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": multi_router_block}),
@@ -174,7 +177,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tables", action="store_true", help="render tables from code; this is the default")
     for name, (instrument, _) in FIGURES.items():
         parser.add_argument(
-            f"--{name}", type=Path, metavar="FILE", help=f"render the figures of `loadtest {instrument}`"
+            f"--{name.replace('_', '-')}",
+            type=Path,
+            metavar="FILE",
+            help=f"render the figures of `loadtest {instrument}`",
         )
     parser.add_argument("--check", action="store_true", help="only check the promise of the demo")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder with README.md and docs/")

@@ -137,6 +137,12 @@ PARTS = (
         (COMPILED, _loadtest("faults", "--requests", "1000000")),
     ),
     Part(
+        "on-call",
+        45,
+        "first signs of nine troubles on the page, in top and in alerts",
+        (_loadtest("faults", "--on-call", "--check"),),
+    ),
+    Part(
         "demo",
         5,
         "promises of the demo, medians of three runs",

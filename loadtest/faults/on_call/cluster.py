@@ -1,7 +1,8 @@
-"""Cluster of the on-call table: five simulated replicas, a hop before one of them, one router, and agents at work.
+"""Cluster of the on-call table: five simulated replicas, each behind a hop, one router, and agents at work.
 
 The replicas are in this process, so that a trouble can change them. The router is a process on fixed ports, so that it
-can be restarted. The hop is a proxy in front of the second replica; it stands for a mesh or a load balancer.
+can be restarted. A hop is a proxy, which stands for a mesh or a load balancer. A trouble of one replica is that of the
+busiest one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -26,8 +27,9 @@ from loadtest.insights.agents import Conversation, ReleaseClock
 
 MODEL, SMALL = "large", "small"
 REPLICAS = 5
-SUBJECT = 1  # number of the replica behind the hop, which is the one with a trouble
 AGENTS, SMALL_AGENTS = 24, 2
+KV_TOKENS = 80_000  # of a replica: the conversations need all five
+TIME_SCALE = 0.5  # simulated seconds a second: the requests need all five
 TENANTS = ("shop", "forge")
 FLOOD_TENANT, FLOOD_LANES, FLOOD_BYTES = "batch", 40, 32_768  # 8,192 tokens of the simulated engine
 THINK_S = (0.5, 3.0)
@@ -51,6 +53,8 @@ class Hop:
     """Time after the first byte of an answer in which the answer is gathered; it is then sent in one burst."""
     hangs: bool = False
     """If true, requests never reach the engine."""
+    passed: int = 0
+    """Requests to generate."""
     _session: aiohttp.ClientSession = field(init=False)
 
     @asynccontextmanager
@@ -70,6 +74,7 @@ class Hop:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         generates = request.path == GENERATES
+        self.passed += generates
         body = await request.read()
         if generates and self.hangs:
             await asyncio.get_running_loop().create_future()
@@ -91,10 +96,12 @@ class Hop:
 class Cluster:
     """The running parts. `clock` is where the agents' current release states the time."""
 
-    def __init__(self, engines: Engines, hop: Hop, small: Engines | None, ports: list[int], seed: int) -> None:
-        self.engines, self.hop, self.small = engines, hop, small
+    def __init__(self, engines: Engines, hops: list[Hop], small: Engines | None, ports: list[int], seed: int) -> None:
+        self.engines, self._hops, self.small = engines, hops, small
         self.url, self.admin_url = (f"http://{HOST}:{port}" for port in ports)
         self.clock = ReleaseClock.NOWHERE
+        self.busiest = 0
+        """Number of the replica with a trouble."""
         self.requests = self.failures = 0
         self._ports, self._seed = ports, seed
         self._router = AsyncExitStack()
@@ -103,14 +110,24 @@ class Cluster:
     @property
     def replicas(self) -> list[str]:
         """URLs of the replicas as the router has them."""
-        urls = list(self.engines.urls)
-        urls[SUBJECT] = self.hop.url
-        return urls + (self.small.urls if self.small else [])
+        return [hop.url for hop in self._hops] + (self.small.urls if self.small else [])
+
+    @property
+    def hop(self) -> Hop:
+        """The hop before the busiest replica."""
+        return self._hops[self.busiest]
 
     @property
     def subject(self) -> str:
-        """Address of the replica behind the hop."""
+        """Address of the busiest replica."""
         return self.hop.url.removeprefix("http://")
+
+    def choose_busiest(self) -> None:
+        """Choose the replica that got the most requests since the last call."""
+        passed = [hop.passed for hop in self._hops]
+        self.busiest = passed.index(max(passed))
+        for hop in self._hops:
+            hop.passed = 0
 
     async def start_router(self) -> None:
         """Start the router on its ports. Raises ProcessError."""
@@ -173,16 +190,22 @@ async def run_cluster(*, has_small: bool, seed: int) -> AsyncIterator[tuple[Clus
     """Run all parts, with agents at work; `has_small`: the last replica alone serves a second model. Raises
     ProcessError, OSError."""
     events = KvEventsSettings(port=0, replay_port=0)
-    large = EngineSettings(replicas=REPLICAS - has_small, port=0, model=MODEL, kv_events=events)
+    large = EngineSettings(
+        replicas=REPLICAS - has_small,
+        port=0,
+        model=MODEL,
+        kv_tokens=KV_TOKENS,
+        time_scale=TIME_SCALE,
+        kv_events=events,
+    )
     async with AsyncExitStack() as stack:
         engines = await stack.enter_async_context(Engines(large))
         small = None
         if has_small:
-            only = EngineSettings(replicas=1, port=0, model=SMALL, kv_events=events)
-            small = await stack.enter_async_context(Engines(only))
-        hop = await stack.enter_async_context(Hop(engines.urls[SUBJECT]).run())
+            small = await stack.enter_async_context(Engines(replace(large, replicas=1, model=SMALL)))
+        hops = [await stack.enter_async_context(Hop(url).run()) for url in engines.urls]
         session = await stack.enter_async_context(open_unlimited_session())
-        cluster = Cluster(engines, hop, small, free_ports(2), seed)
+        cluster = Cluster(engines, hops, small, free_ports(2), seed)
         stack.push_async_callback(cluster.stop_router)
         stack.push_async_callback(cluster.stop_clients)
         await cluster.start_router()

@@ -26,6 +26,7 @@ TEXT_CHARACTERS = 300
 GOAL = "on call"
 QUIET = "quiet"
 NOT_EVALUATED = "not evaluated"
+HEADS = ("trouble", "first sign, s", *SURFACES, "verdict")
 
 
 async def on_call(numbers: Sequence[int], quiet_s: float, limit_s: float, seed: int, console: Console) -> list[Row]:
@@ -111,8 +112,8 @@ def _verdict(by_surface: dict[str, Row]) -> str:
 
 def print_on_call(console: Console, rows: Sequence[Row]) -> None:
     """Print the table, and the number of rows that are as promised."""
-    heads = ("trouble", "first sign, s", *SURFACES, "verdict")
-    made = build_table(heads, (), "signs for the person on call", left={*heads} - {"first sign, s"}, no_wrap=False)
+    left = {*HEADS} - {"first sign, s"}
+    made = build_table(HEADS, (), "first signs for the person on call", left=left, no_wrap=False)
     for line in table_lines(rows):
         made.add_row(*map(escape, line), end_section=True)
     console.print(made)

@@ -81,12 +81,10 @@ async def read_top(session: aiohttp.ClientSession, admin_url: str) -> Rows:
 
 
 def _signs(part: Line | Grid) -> list[str]:
-    """Return the texts that `top` draws as wrong, and rows of advice."""
+    """Return the texts that `top` draws as wrong."""
     if isinstance(part, Line):
         return [cell.text.strip() for cell in part.cells if cell.style.endswith(WRONG)]
-    first = part.columns[0].name if part.columns else ""
-    if first == REASONS:
+    if part.columns and part.columns[0].name == REASONS:
         return []
-    is_advice = first == "#"
-    rows = (row for row in part.rows if is_advice or any(cell.style.endswith(WRONG) for cell in row))
-    return ["  ".join(cell.text for cell in row) for row in rows]
+    wrong = (row for row in part.rows if any(cell.style.endswith(WRONG) for cell in row))
+    return ["  ".join(cell.text for cell in row) for row in wrong]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from loadtest.faults.on_call.cluster import FLOOD_TENANT, SMALL, SUBJECT, Cluster
+from loadtest.faults.on_call.cluster import FLOOD_TENANT, SMALL, Cluster
 from loadtest.insights.agents import ReleaseClock
 
 LATE_S = 3.0
@@ -64,7 +64,7 @@ async def _gather_answers(cluster: Cluster, _: aiohttp.ClientSession) -> None:
 
 
 async def _slow_down(cluster: Cluster, _: aiohttp.ClientSession) -> None:
-    cluster.engines.replicas[SUBJECT].time_scale /= SLOWER
+    cluster.engines.replicas[cluster.busiest].time_scale /= SLOWER
 
 
 async def _hang(cluster: Cluster, _: aiohttp.ClientSession) -> None:
@@ -92,7 +92,7 @@ async def _restart_twice(cluster: Cluster, _: aiohttp.ClientSession) -> None:
 
 
 async def _lose_events(cluster: Cluster, _: aiohttp.ClientSession) -> None:
-    cluster.engines.publishers[SUBJECT].lose_every = LOSE_EVERY
+    cluster.engines.publishers[cluster.busiest].lose_every = LOSE_EVERY
 
 
 SLOW = r"times as long|first tokens? .*(take|longer)|slower"

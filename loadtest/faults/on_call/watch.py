@@ -17,7 +17,7 @@ from loadtest.faults.on_call.signs import Page, Rows, open_page, read_top
 from loadtest.faults.on_call.troubles import Trouble
 
 LIMIT_S = 60.0
-WARM_S = 20.0  # after the start: caches fill, and event streams connect
+WARM_S = 40.0  # after the start: caches fill, and event streams connect
 LOOK_S = 2.5  # half a step of the router's timeline
 SURFACES = ("page", "top", "alert")
 
@@ -94,6 +94,7 @@ async def watch(trouble: Trouble | None, quiet_s: float, limit_s: float, folder:
         watched = Watch(cluster, page, session)
         await watched.look_for(quiet_s)
         quiet = len(watched.scrapes)
+        cluster.choose_busiest()
         began_s = time.monotonic()
         if trouble is not None:
             begun = asyncio.ensure_future(trouble.begin(cluster, session))

@@ -2,7 +2,7 @@
 
 import { clock, count, listed, percent, replicaName, seconds, share, span } from "./format.js";
 import { h, keyed, set, text } from "./dom.js";
-import { dominant, fallingGrades, idleReplicas, restarted, slowReplicas, unservedModels } from "./unevenness.js";
+import { dominant, fallingGrades, idleReplicas, restarted, SETTLED_S, slowReplicas, unservedModels } from "./unevenness.js";
 import { countAccepting, stateOf } from "./tables.js";
 import { WEAK } from "./tiles.js";
 import { summed, verification } from "./sums.js";
@@ -46,7 +46,9 @@ export function showAttention(element, page, history) {
 }
 
 function quiet(seen) {
-  return seen.totals.requests ? `No problems for ${span(Math.min(600, seen.uptime_s))}: replicas are ready, and hit rate and times are steady.` : "No requests yet.";
+  if (!seen.totals.requests) return "No requests yet.";
+  const since = seen.uptime_s < SETTLED_S ? `since this router started ${span(seen.uptime_s)} ago` : `for ${span(SETTLED_S)}`;
+  return `No problems ${since}: replicas are ready, and hit rate and times are steady.`;
 }
 
 function replicasDown({ replicas }) {
@@ -117,8 +119,9 @@ function mispredicted({ timeline }) {
 }
 
 // A loss without a case in the last minute may be mended. It stays in the list of advice, in grey, until it has faded.
+// Spilled tokens are a choice that saved waiting; if the fleet is strained, other rows say so.
 function advised({ advice }) {
-  const worst = advice.find((row) => row.lost_tokens > 0 && row.requests >= ADVISED_MIN && row.recent !== false);
+  const worst = advice.find((row) => row.change !== "spilled" && row.lost_tokens > 0 && row.requests >= ADVISED_MIN && row.recent !== false);
   if (!worst) return [];
   const lost = worst.lost_tokens_per_h > 0 ? `${count(worst.lost_tokens_per_h)} tokens an hour can be saved` : `${worst.cost || `${count(worst.lost_tokens)} tokens`} were recomputed`;
   return [{ key: "advice", kind: "fair", words: `${lost}: ${worst.text}`, to: ["advice-title", "Advice"] }];

@@ -5,7 +5,7 @@ import { UNNAMED } from "./tables.js";
 
 const FALLS_MIN = 3; // of a replica's grade, in the ten minutes for which the router counts them
 const DOMINANT = 0.6; // of the computed prompt tokens of the last minutes
-const SETTLED_S = 600; // after a start: as long as the router's timeline
+export const SETTLED_S = 600; // after a start: as long as the router's timeline
 const REPLICAS = ["replicas-title", "Replicas"];
 
 export function slowReplicas({ replicas }) {

@@ -15,6 +15,7 @@ from router.core.types.cache_misses import AVOIDABLE, MissReason
 
 BAR_CELLS = 20
 LIVE_ADVICE_MAX = 3
+FALLS_MIN = 3  # of a replica's grade in ten minutes, from which they are shown, as on the dashboard
 NAMED_MAX = 3  # replicas, models or tenants that one line names
 TENANTS_MAX = 5
 TEMPLATES_MAX = 16  # the rest are on the dashboard, and on /admin/templates
@@ -296,10 +297,16 @@ def _render_readiness(replica: dict[str, Any]) -> Cell:
     if replica["warming"]:
         return Cell("warming", "yellow")
     if _takes_requests(replica):
-        worse = replica.get("slow") or replica.get("idle") or ""
+        worse = replica.get("slow") or replica.get("idle") or _describe_falls(replica)
         return Cell(printable(f"ready: {worse}"), "yellow") if worse else Cell("ready", "green")
     state = replica["state"] if replica["ready"] else "not ready"
     return Cell(printable(f"{state}: {replica['why']}" if replica["why"] else state), "red")
+
+
+def _describe_falls(replica: dict[str, Any]) -> str:
+    """Return how often the confidence in the replica's cache state fell, if it fell repeatedly; else ""."""
+    falls = replica.get("grade_falls", 0)
+    return f"cache state fell {falls} times: {replica['grade_why']}" if falls >= FALLS_MIN else ""
 
 
 def _templates(page: dict[str, Any]) -> Grid:
