@@ -25,6 +25,7 @@ from loadtest.docgen.constants import constants_table
 from loadtest.docgen.curve import curve_block
 from loadtest.docgen.demo import broken_promises, demo_block, median_rows
 from loadtest.docgen.faults import faults_block
+from loadtest.docgen.first_signs import on_call_block
 from loadtest.docgen.forecasts import forecasts_block
 from loadtest.docgen.former_names import former_names_tables
 from loadtest.docgen.growth import growth_block
@@ -32,7 +33,6 @@ from loadtest.docgen.layers import layers
 from loadtest.docgen.linked_replicas import pulls_block, split_block
 from loadtest.docgen.markdown import PageError, with_block
 from loadtest.docgen.metrics import metrics_table
-from loadtest.docgen.on_call import on_call_block
 from loadtest.docgen.overhead import overhead_block, shared_block
 from loadtest.docgen.policies import policies_table
 from loadtest.docgen.promises import findings_block, promises_block

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from loadtest.common.report import Row, build_table
 from loadtest.common.rivals import OURS
-from loadtest.faults.on_call.cluster import REPLICAS
+from loadtest.faults.on_call.staged_cluster import REPLICAS
 from loadtest.faults.on_call.troubles import TROUBLES, Trouble
 from loadtest.faults.on_call.watch import LIMIT_S, SURFACES, Seen, watch
 

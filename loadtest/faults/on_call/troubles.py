@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from loadtest.faults.on_call.cluster import FLOOD_TENANT, SMALL, Cluster
+from loadtest.faults.on_call.staged_cluster import FLOOD_TENANT, SMALL, Cluster
 from loadtest.insights.agents import ReleaseClock
 
 LATE_S = 3.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 
 from loadtest.faults.on_call import alerts
-from loadtest.faults.on_call.cluster import Cluster, run_cluster
 from loadtest.faults.on_call.signs import Page, Rows, open_page, read_top
+from loadtest.faults.on_call.staged_cluster import Cluster, run_cluster
 from loadtest.faults.on_call.troubles import Trouble
 
 LIMIT_S = 60.0

@@ -15,9 +15,9 @@ import pytest
 from loadtest.common.rivals import OURS
 from loadtest.fake_engine.command import Engines, EngineSettings
 from loadtest.faults import command as faults
-from loadtest.faults.on_call import alerts, cluster, report, watch
-from loadtest.faults.on_call.cluster import Cluster, Hop, run_cluster
+from loadtest.faults.on_call import alerts, report, staged_cluster, watch
 from loadtest.faults.on_call.signs import Page, Rows, open_page, read_top
+from loadtest.faults.on_call.staged_cluster import Cluster, Hop, run_cluster
 from loadtest.faults.on_call.troubles import TROUBLES, Trouble
 from loadtest.faults.on_call.watch import Found, Look, Seen
 from tests.loadtest.rendering import Page as Rendered
@@ -141,7 +141,7 @@ async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Page, aiohttp
 @needs_node
 async def test_a_hung_replica_is_named_on_the_page_and_in_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents work without a failure; then the busiest replica hangs, and both surfaces come to name it."""
-    monkeypatch.setattr(cluster, "AGENTS", 8)
+    monkeypatch.setattr(staged_cluster, "AGENTS", 8)
     async with troubled(tmp_path) as (running, page, session):
         await until(lambda: running.requests >= 30)
         assert running.failures == 0
