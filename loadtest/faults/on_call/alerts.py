@@ -2,7 +2,7 @@
 
 Rules compare with an hour ago, and a router on call has run for longer than a benchmark does. So the series begin with
 a history: for HISTORY_S before the first scrape, counters grow at their mean rate of the quiet time, and gauges have
-their value at its end. A rule is evaluated at each scrape. An alert is `pending` once its condition holds; it fires
+the value of the first scrape. A rule is evaluated at each scrape. An alert is `pending` once its condition holds; it fires
 after the time that its rule gives.
 """
 
@@ -123,8 +123,7 @@ def _series(scrapes: Sequence[Scrape], quiet: int, past: int) -> list[tuple[str,
         if first is not None and last is not None:
             slope = (last - first) / max(1, len(calm) - 1) if grows else 0.0
             offset = max(0.0, slope * past - first) if grows else 0.0
-            begin = first + offset - slope * past
-            before = f"{begin if grows else last:.10g}+{slope:.10g}x{past - 1}"
+            before = f"{first + offset - slope * past:.10g}+{slope:.10g}x{past - 1}"
         found.append((_name(*key), " ".join([before, *_values(key, scrapes, offset)])))
     return found
 

@@ -112,7 +112,7 @@ TROUBLES = (
         "a timestamp in the system prompt",
         _plant_timestamp,
         lambda _: r"Message 0",
-        r"date or a time|timestamp",
+        r"date or (a )?time|timestamp",
         "WarmrouteHitRateFell",
         alert_subject="model=",
     ),

@@ -17,7 +17,7 @@ from loadtest.faults.on_call.staged_cluster import Cluster, run_cluster
 from loadtest.faults.on_call.troubles import Trouble
 
 LIMIT_S = 60.0
-WARM_S = 40.0  # after the start: caches fill, and event streams connect
+WARM_S = 60.0  # after the start: caches fill, and event streams connect
 LOOK_S = 2.5  # half a step of the router's timeline
 SURFACES = ("page", "top", "alert")
 
