@@ -51,6 +51,9 @@ def _hits(window: str) -> dict[str, str]:
     }
 
 
+LAST_HIT = "warmroute:token_hit_rate:ratio_rate2m"  # shows a fall after a minute, and `for` ignores a short one
+
+
 def recorded() -> dict[str, str]:
     """Return expressions by their recorded names."""
     rules = {"warmroute:requests:rate5m": rate("warmroute_requests_total", "5m", by=BY_MODEL)}
@@ -58,6 +61,7 @@ def recorded() -> dict[str, str]:
     rules["warmroute:completion_tokens:rate5m"] = rate("warmroute_completion_tokens_total", "5m", by=BY_MODEL)
     for window in ("5m", "30m"):
         rules |= _hits(window)
+    rules[LAST_HIT] = _hits("2m")[LAST_HIT]
     for q in (50, 90, 99):
         buckets = rate("warmroute_ttft_seconds_bucket", "5m", by=f"{BY_MODEL}, le")
         rules[f"warmroute:ttft_seconds:p{q}_rate5m"] = f"histogram_quantile({q / 100}, {buckets})"
@@ -78,7 +82,7 @@ def recorded() -> dict[str, str]:
 
 
 HIT = "warmroute:token_hit_rate:ratio_rate30m"
-FELL = " or ".join(f"({HIT} < 0.7 * ({HIT} offset {ago} > 0.1))" for ago in ("1h", "1d"))
+FELL = " or ".join(f"({now} < 0.7 * ({HIT} offset {ago} > 0.1))" for now in (LAST_HIT, HIT) for ago in ("1h", "1d"))
 FAILED = "warmroute:requests_failed:ratio_rate"
 SILENT = "warmroute:token_hit_rate_silent:ratio_rate30m"
 COUNTED = "warmroute:token_hit_rate_counted:ratio_rate30m"

@@ -32,6 +32,7 @@ def recorded() -> dict[str, str]:
 
 # Steps without first tokens have NaN, which `>= 0` drops.
 _USUAL_P90 = f"quantile_over_time(0.5, ({P90} >= 0)[1h:1m] offset 15m)"
+_ROSE = f"{P90} / ({_USUAL_P90} > 0) > 3 and {P90} > 0.5"
 _SLOW_TTFT = f"{TTFT_OF_REPLICA} / on ({BY_MODEL}) group_left () quantile by ({BY_MODEL}) (0.5, {TTFT_OF_REPLICA})"
 _SLOW_WORK = f"max by ({BY_REPLICA}) (max_over_time(warmroute_replica_slowness_ratio[10m])) > 1.5"
 _TAKES_REQUESTS = (
@@ -42,15 +43,16 @@ _TAKES_REQUESTS = (
 # Requests count for the replica that decodes, so a replica for prefill alone has none.
 _DISAGGREGATED = rate("warmroute_disagg_decisions_total", "15m", '{decision="prefill-decode"}')
 _COMPUTED = (
-    f"({rate('warmroute_tenant_prompt_tokens_total', '10m', by=BY_TENANT)}"
-    f" - {rate('warmroute_tenant_cached_tokens_total', '10m', by=BY_TENANT)})"
+    f"({rate('warmroute_tenant_prompt_tokens_total', '5m', by=BY_TENANT)}"
+    f" - {rate('warmroute_tenant_cached_tokens_total', '5m', by=BY_TENANT)})"
 )
-_TENANTS = rate("warmroute_tenant_requests_total", "10m", by=BY_TENANT)
+_TENANTS = rate("warmroute_tenant_requests_total", "5m", by=BY_TENANT)
 _OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}')
 _STRAINED = (
     f"(sum by ({BY}) (avg_over_time(warmroute_queued_requests[5m])) > 1"
     f" or {_OVERLOADED} > 0"
-    f" or max by ({BY}) ({P90}) > scalar({TTFT_LIMIT}))"
+    f" or max by ({BY}) ({P90}) > scalar({TTFT_LIMIT})"
+    f" or max by ({BY}) ({_ROSE}))"
 )
 
 # fmt: off
@@ -65,7 +67,7 @@ ALERTS = (
     ),
     Alert(
         "WarmrouteTtftRose",
-        f"{P90} / ({_USUAL_P90} > 0) > 3 and {P90} > 0.5",
+        _ROSE,
         "10m", TICKET,
         "First tokens take longer than usual",
         "The 90th percentile for {{ $labels.model }} of {{ $labels.job }} is {{ $value | humanize }} times the median"
