@@ -138,7 +138,7 @@ PARTS = (
     ),
     Part(
         "on-call",
-        45,
+        50,
         "first signs of nine troubles on the page, in top and in alerts",
         (_loadtest("faults", "--on-call", "--check"),),
     ),

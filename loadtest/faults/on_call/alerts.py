@@ -2,8 +2,8 @@
 
 Rules compare with an hour ago, and a router on call has run for longer than a benchmark does. So the series begin with
 a history: for HISTORY_S before the first scrape, counters grow at their mean rate of the quiet time, and gauges have
-the value of the first scrape. A rule is evaluated at each scrape. An alert is `pending` once its condition holds; it fires
-after the time that its rule gives.
+the value of the first scrape. A rule is evaluated at each scrape. An alert is `pending` once its condition holds; it
+fires after the time that its rule gives.
 """
 
 from __future__ import annotations

@@ -39,6 +39,11 @@ async def on_call(numbers: Sequence[int], quiet_s: float, limit_s: float, seed: 
         some = quiet_rows(seen, own_s) if trouble is None else trouble_rows(trouble, seen)
         missed = sum(row.ok is False for row in some)
         console.print(f"{seen.trouble}: {len(some)} rows, {missed} missed", highlight=False)
+        for row in some:
+            if row.ok is False:
+                console.print(
+                    f"  {row.workload}: {row.note or 'no sign'}", highlight=False, markup=False, soft_wrap=True
+                )
         rows += some
     return rows
 
