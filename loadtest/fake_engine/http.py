@@ -212,8 +212,6 @@ class FakeEngineApp:
         finished = False
         while not finished:
             await job.answer.more()
-            if not response.prepared:
-                await response.prepare(http)
             finished = job.answer.finished
             for index, choice in enumerate(job.answer.choices):
                 if choice.ready > sent[index] or (choice.aborted and finished):
@@ -222,6 +220,8 @@ class FakeEngineApp:
             if finished:
                 parts.append(job.shape.render_closing(job))
             try:
+                if not response.prepared:
+                    await response.prepare(http)
                 await response.write("".join(parts).encode())
             except ConnectionResetError:
                 return response

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,10 +86,11 @@ class Hop:
             first = await answer.content.readany()
             if generates and self.gathered_s:
                 await asyncio.sleep(self.gathered_s)
-            await response.prepare(request)
-            await response.write(first)
-            async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
-                await response.write(chunk)
+            with suppress(ConnectionResetError):  # the router has left
+                await response.prepare(request)
+                await response.write(first)
+                async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+                    await response.write(chunk)
         return response
 
 

@@ -95,7 +95,7 @@ async def _lose_events(cluster: Cluster, _: aiohttp.ClientSession) -> None:
     cluster.engines.publishers[cluster.busiest].lose_every = LOSE_EVERY
 
 
-SLOW = r"times as long|first tokens? .*(take|longer)|slower"
+SLOW = r"times as long|first tokens? .*(take|longer|later)|slower"
 SLOW_ALERTS = "WarmrouteReplicaSlow|WarmrouteBreakerOpen"
 TROUBLES = (
     Trouble("a hop delays requests by 3 s", _delay_requests, _replica, SLOW, SLOW_ALERTS),

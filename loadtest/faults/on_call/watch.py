@@ -138,9 +138,9 @@ def judge(
             new = [row for row in shown.signs if _plain(row) not in known]
             named = [row for row in shown.all if _names(trouble, cluster, surface, row)]
             if new and found.first_s is None:
-                found.first_s, found.text = at_s - began_s, new[0]
+                found.first_s, found.text = round(at_s - began_s, 1), new[0]
             if named:
-                found.named_s, found.text = at_s - began_s, named[0]
+                found.named_s, found.text = round(at_s - began_s, 1), named[0]
                 found.first_s = found.named_s if found.first_s is None else found.first_s
                 break
 
