@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from loadtest.common.processes import HOST, free_ports, router
 from loadtest.fake_engine.command import Engines, EngineSettings, KvEventsSettings
 from loadtest.fake_engine.http import BODY_BYTES_MAX
 from loadtest.insights.agents import Conversation, ReleaseClock
+from router.config.api_keys import entry_of, make_key
 
 MODEL, SMALL = "large", "small"
 REPLICAS = 5
@@ -97,7 +99,9 @@ class Hop:
 class Cluster:
     """The running parts. `clock` is where the agents' current release states the time."""
 
-    def __init__(self, engines: Engines, hops: list[Hop], small: Engines | None, ports: list[int], seed: int) -> None:
+    def __init__(
+        self, engines: Engines, hops: list[Hop], small: Engines | None, ports: list[int], folder: Path, seed: int
+    ) -> None:
         self.engines, self._hops, self.small = engines, hops, small
         self.url, self.admin_url = (f"http://{HOST}:{port}" for port in ports)
         self.clock = ReleaseClock.NOWHERE
@@ -105,6 +109,9 @@ class Cluster:
         """Number of the replica with a trouble."""
         self.requests = self.failures = 0
         self._ports, self._seed = ports, seed
+        # Without keys a router has no tenants: anybody could name any.
+        self._keys = {tenant: make_key() for tenant in (*TENANTS, FLOOD_TENANT)}
+        self._keys_file = folder / "keys.yaml"
         self._router = AsyncExitStack()
         self._tasks = set[asyncio.Task[None]]()
 
@@ -133,8 +140,10 @@ class Cluster:
     async def start_router(self) -> None:
         """Start the router on its ports. Raises ProcessError."""
         port, admin_port = self._ports
+        self._keys_file.write_text("".join(entry_of(key, tenant) for tenant, key in self._keys.items()))
+        settings = (*SETTINGS, f"auth.keys_file={self._keys_file}")
         await self._router.enter_async_context(
-            router(self.replicas, policy="warm", port=port, admin_port=admin_port, settings=SETTINGS)
+            router(self.replicas, policy="warm", port=port, admin_port=admin_port, settings=settings)
         )
 
     async def stop_router(self) -> None:
@@ -178,7 +187,7 @@ class Cluster:
             await self._send(client, msgspec.json.encode(body), FLOOD_TENANT, "import")
 
     async def _send(self, client: Client, body: bytes, tenant: str, step: str) -> None:
-        names = {"x-warmroute-tenant": tenant, "x-warmroute-step": step}
+        names = {"Authorization": f"Bearer {self._keys[tenant]}", "x-warmroute-step": step}
         answer = await client.send(body, time.perf_counter(), {"Content-Type": "application/json", **names})
         self.requests += 1
         if answer.failure:
@@ -187,9 +196,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def run_cluster(*, has_small: bool, seed: int) -> AsyncIterator[tuple[Cluster, aiohttp.ClientSession]]:
-    """Run all parts, with agents at work; `has_small`: the last replica alone serves a second model. Raises
-    ProcessError, OSError."""
+async def run_cluster(
+    folder: Path, *, has_small: bool, seed: int
+) -> AsyncIterator[tuple[Cluster, aiohttp.ClientSession]]:
+    """Run all parts, with agents at work; `has_small`: the last replica alone serves a second model. Keys
+    are written into `folder`. Raises ProcessError, OSError."""
     events = KvEventsSettings(port=0, replay_port=0)
     large = EngineSettings(
         replicas=REPLICAS - has_small,
@@ -206,7 +217,7 @@ async def run_cluster(*, has_small: bool, seed: int) -> AsyncIterator[tuple[Clus
             small = await stack.enter_async_context(Engines(replace(large, replicas=1, model=SMALL)))
         hops = [await stack.enter_async_context(Hop(url).run()) for url in engines.urls]
         session = await stack.enter_async_context(open_unlimited_session())
-        cluster = Cluster(engines, hops, small, free_ports(2), seed)
+        cluster = Cluster(engines, hops, small, free_ports(2), folder, seed)
         stack.push_async_callback(cluster.stop_router)
         stack.push_async_callback(cluster.stop_clients)
         await cluster.start_router()

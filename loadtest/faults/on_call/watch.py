@@ -87,7 +87,7 @@ class Watch:
 async def watch(trouble: Trouble | None, quiet_s: float, limit_s: float, folder: Path, seed: int) -> Seen:
     """Run a cluster through a quiet time, and then through a trouble, if any. Raises ProcessError, RuntimeError."""
     async with (
-        run_cluster(has_small=trouble is not None and trouble.has_small, seed=seed) as (cluster, session),
+        run_cluster(folder, has_small=trouble is not None and trouble.has_small, seed=seed) as (cluster, session),
         open_page(cluster.admin_url, folder) as page,
     ):
         await asyncio.sleep(WARM_S)

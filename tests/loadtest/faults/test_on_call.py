@@ -32,7 +32,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="ru
 def some_cluster() -> Cluster:
     """A cluster that does not run."""
     hops = [Hop(f"http://127.0.0.1:{port}", url=f"http://127.0.0.1:{port + 100}") for port in (5001, 5002)]
-    return Cluster(Engines(EngineSettings(replicas=2)), hops, None, [1, 2], 1)
+    return Cluster(Engines(EngineSettings(replicas=2)), hops, None, [1, 2], Path(), 1)
 
 
 def alert(at_s: float, name: str, **labels: str) -> alerts.Alert:
@@ -131,7 +131,7 @@ def test_counters_continue_their_history_until_a_restart() -> None:
 async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Page, aiohttp.ClientSession]]:
     """A small cluster with a page."""
     async with (
-        run_cluster(has_small=False, seed=1) as (running, session),
+        run_cluster(tmp_path, has_small=False, seed=1) as (running, session),
         open_page(running.admin_url, tmp_path) as page,
     ):
         assert page is not None
