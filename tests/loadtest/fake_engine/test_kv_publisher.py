@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -163,3 +164,23 @@ async def test_a_taken_port_is_an_error(publisher: KvPublisher) -> None:
     """Two publishers cannot share a port."""
     with pytest.raises(zmq.ZMQError, match="in use"):
         KvPublisher(BLOCK, port=int(publisher.endpoint.rsplit(":", 1)[1]))
+
+
+async def test_lost_batches_are_neither_sent_nor_replayed(publisher: KvPublisher, connect: Connect) -> None:
+    """With `lose_every` the numbers that a subscriber receives have gaps; replays are answered again once it is 0."""
+    subscriber = connect(zmq.SUB, publisher.endpoint)
+    while not await subscriber.poll(10):  # until the subscription has arrived
+        publisher.publish([AllBlocksCleared()])
+    publisher.lose_every = 3
+    for _ in range(9):
+        publisher.publish([AllBlocksCleared()])
+    numbers = list[int]()
+    while await subscriber.poll(200):
+        numbers.append(int.from_bytes((await subscriber.recv_multipart())[1], "big"))
+    last = numbers[-9:]
+    assert sum(b - a - 1 for a, b in itertools.pairwise(last)) >= 2
+    socket = connect(zmq.DEALER, publisher.replay_endpoint)
+    await socket.send_multipart([b"", bytes(8)])
+    assert not await socket.poll(100)
+    publisher.lose_every = 0
+    assert len(await replay(socket, 0)) > 9

@@ -82,3 +82,18 @@ async def test_open_messages(client: aiohttp.ClientSession) -> None:
     opened = body | {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 14}
     assert (await post(client, CHAT, opened))["choices"][0]["message"]["content"] == text[24:]
     await post(client, CHAT, opened | {"add_generation_prompt": True}, status=400)
+
+
+def test_tool_calls_are_rendered_as_templates_do() -> None:
+    """Neither the order of a call's fields, nor its id, nor white space in its arguments changes the prompt; other
+    arguments do."""
+
+    def prompt(call: dict[str, Any]) -> bytes:
+        return tokens.render_chat([tokens.Message("assistant", "I look.", [call])], None)
+
+    function = {"name": "read_file", "arguments": '{"path":"a.py","lines":[1,2]}'}
+    one = prompt({"id": "call_1", "type": "function", "function": function})
+    spaced = {"arguments": '{"path": "a.py", "lines": [1, 2]}', "name": "read_file"}
+    assert prompt({"function": spaced, "type": "function", "id": "call_2"}) == one
+    assert prompt({"function": spaced | {"arguments": '{"path": "b.py"}'}}) != one
+    assert prompt({"function": {"name": "read_file", "arguments": "no JSON"}}) != one
