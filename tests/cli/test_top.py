@@ -304,6 +304,15 @@ def test_each_replica_has_its_traffic(width: int, minor: bool) -> None:
     assert "no requests to prod/vllm-3 (connection refused)" in [line.rstrip() for line in lines]
 
 
+def test_a_replica_with_a_flapping_cache_state_is_named() -> None:
+    """Three falls in ten minutes stand beside "ready" with their reason; two do not."""
+    page = observatory(NOW_S)
+    page["replicas"][1] |= {"grade_falls": 3, "grade_why": "gap: 1 batch is missing"}
+    assert "ready: cache state fell 3 times: gap: 1 batch is missing" in plain.render(screen(page))
+    page["replicas"][1]["grade_falls"] = 2
+    assert "cache state fell" not in plain.render(screen(page))
+
+
 def test_routers_that_share_nothing_are_named() -> None:
     """The reason is in the head, and only while the condition holds."""
     why = "other senders account for 40% of the replicas' prompt tokens"

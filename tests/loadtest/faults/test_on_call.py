@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from loadtest.common.rivals import OURS
 from loadtest.fake_engine.command import Engines, EngineSettings
@@ -21,10 +22,12 @@ from loadtest.faults.on_call.staged_cluster import Cluster, Hop, run_cluster
 from loadtest.faults.on_call.troubles import TROUBLES, Trouble
 from loadtest.faults.on_call.watch import Found, Look, Seen
 from tests.loadtest.rendering import Page as Rendered
+from tests.support.observatory_page import observatory
 from tests.support.waiting import until
 
 HANG = next(each for each in TROUBLES if each.name.startswith("a replica hangs"))
 FLOOD = next(each for each in TROUBLES if each.name.startswith("one tenant"))
+NOW_S = 1_800_000_000.0
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="the dashboard's modules need node")
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="rules are evaluated by promtool")
 
@@ -128,6 +131,18 @@ def test_counters_continue_their_history_until_a_restart() -> None:
 
 
 @asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """The URL of a server that answers every request so."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@asynccontextmanager
 async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Page, aiohttp.ClientSession]]:
     """A small cluster with a page."""
     async with (
@@ -151,6 +166,27 @@ async def test_a_hung_replica_is_named_on_the_page_and_in_top(tmp_path: Path, mo
         while not all(named.values()):  # a minute for each test
             for surface, rows in (("page", await page.read()), ("top", await read_top(session, running.admin_url))):
                 named[surface] |= any(HANG.is_named(running, row) for row in rows.all)
+
+
+@needs_node
+async def test_a_start_is_named_and_a_spill_is_no_warning(tmp_path: Path) -> None:
+    """A router that started two minutes ago says so though nothing else needs attention. Tokens that were spilled to
+    save waiting are advice, and other advice is a warning."""
+    shown = observatory(NOW_S) | {"uptime_s": 120.0, "pages": [], "timeline": {"step_s": 5, "points": []}}
+    shown["replicas"] = [row for row in shown["replicas"] if row["ready"]]
+    spilled = next(row for row in shown["advice"]) | {"change": "spilled", "requests": 100, "lost_tokens": 10_000}
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(shown)
+
+    async with serving(answer) as url, open_page(url, tmp_path) as page:
+        assert page is not None
+        shown["advice"] = [spilled]
+        quiet = await page.read()
+        assert quiet.signs == []
+        assert quiet.all[0].startswith("No problems since this router started 2 min ago")
+        shown["advice"] = [spilled | {"change": "timestamp", "last_at_s": NOW_S}]
+        assert len((await page.read()).signs) == 2  # and that the router has just started
 
 
 def test_the_command_reports_each_surface(
