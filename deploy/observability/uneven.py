@@ -43,10 +43,10 @@ _TAKES_REQUESTS = (
 # Requests count for the replica that decodes, so a replica for prefill alone has none.
 _DISAGGREGATED = rate("warmroute_disagg_decisions_total", "15m", '{decision="prefill-decode"}')
 _COMPUTED = (
-    f"({rate('warmroute_tenant_prompt_tokens_total', '5m', by=BY_TENANT)}"
-    f" - {rate('warmroute_tenant_cached_tokens_total', '5m', by=BY_TENANT)})"
+    f"({rate('warmroute_tenant_prompt_tokens_total', '2m', by=BY_TENANT)}"
+    f" - {rate('warmroute_tenant_cached_tokens_total', '2m', by=BY_TENANT)})"
 )
-_TENANTS = rate("warmroute_tenant_requests_total", "5m", by=BY_TENANT)
+_TENANTS = rate("warmroute_tenant_requests_total", "2m", by=BY_TENANT)
 _OVERLOADED = rate("warmroute_shed_requests_total", "5m", '{code="overloaded"}')
 _STRAINED = (
     f"(sum by ({BY}) (avg_over_time(warmroute_queued_requests[5m])) > 1"
