@@ -2,10 +2,9 @@
 
 Peers are the replicas with the same models and the same role. A replica is slow if the router has learned that the same
 work takes it SLOW_WORK times as long as the median of its peers, or if half of its recent first tokens take SLOW_TTFT
-times as long as theirs, or if all come so much later than its work explains. Times to first token depend on prompts, so
-the second limit is higher. A replica is idle if it
-could take requests, and got less than IDLE_SHARE of the mean of its peers. All medians come from one sorted list for
-each group of peers, so the work grows with n log n of n replicas.
+times as long as theirs, or if all come DELAY_S later than its work explains. Times to first token depend on prompts, so
+the second limit is higher. A replica is idle if it could take requests, and got less than IDLE_SHARE of the mean of its
+peers. All medians come from one sorted list for each group of peers, so the work grows with n log n of n replicas.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from router.core.types.disagg_types import Role
 
 SLOW_WORK = 1.5  # below 1.25 a difference is noise (speed_factor.py); the evidence against an avoided replica fades
 SLOW_TTFT, SLOW_TTFT_S = 3.0, 0.2  # times as long as on peers, and at least that much longer
+DELAY_S = 1.0  # unexplained delay of first tokens beyond that of peers, from which a replica is slow
 FIRST_TOKENS_MIN = 5.0  # recent first tokens from which a median is compared
 IDLE_SHARE, IDLE_REQUESTS_MIN = 0.1, 10.0  # of the peers' mean; recent requests of which that is at least
 NAMED_MODELS_MAX = 50
@@ -85,7 +85,7 @@ class Peers:
             found.append(f"half of its first tokens take {ttft_s:.2f} s or longer, and {usual_s:.2f} s on its peers")
         delay_ms = member.own_speed.delay.ms
         usual_ms = _median_of_others(self._delay.get(key, []), delay_ms)
-        if usual_ms is not None and delay_ms >= max(SLOW_TTFT * usual_ms, usual_ms + SLOW_TTFT_S * 1e3):
+        if usual_ms is not None and delay_ms >= max(SLOW_TTFT * usual_ms, usual_ms + DELAY_S * 1e3):
             found.append(
                 f"its first tokens come {delay_ms / 1e3:.2f} s later than its work explains: "
                 "check the network and the proxies before it"
