@@ -15,7 +15,6 @@ from loadtest.simulate.engine.placer import SimView
 from loadtest.simulate.engine.workload import SimRequest, Workload, prepare
 from loadtest.simulate.engine.world import Simulation
 from router.core.placement.policies.warm import Warm
-from router.core.placement.policies.warm.cost import wait_ms
 from router.core.types.placements import Candidate, PlacementContext, PolicyDecision
 
 PIECE_TOKENS = 512
@@ -122,7 +121,7 @@ class Watching:
         """Nothing waits there for its prefill, and it has no more open requests than the mean replica."""
         assert self._market is not None
         parent = next(each for each in self._candidates if each.id == replica)
-        return not wait_ms(parent) and parent.in_flight * self._market.replicas <= self._market.in_flight
+        return not parent.wait_ms and parent.in_flight * self._market.replicas <= self._market.in_flight
 
 
 def run(seed: int, *, told: bool, routers: int = 1) -> list[Watching]:
