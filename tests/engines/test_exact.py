@@ -74,7 +74,7 @@ async def graded(app: RouterServer, grade: Confidence) -> None:
 async def caught_up(app: RouterServer, engines: Engines) -> None:
     """Return when the engines have nothing to do, and what they published has been heard."""
     assert app.control.events is not None
-    published = dict(zip(engines.urls, engines._publishers, strict=True))
+    published = dict(zip(engines.urls, engines.publishers, strict=True))
     async with asyncio.timeout(60):
         while any(each.model.running_n or each.model.waiting_n for each in engines.replicas) or any(
             stats.last_seq < published[url]._seq - 1 for url, stats in app.control.events.stats().items()

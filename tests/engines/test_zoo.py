@@ -33,7 +33,7 @@ KINDS = [
 
 def where(engines: Engines) -> list[str]:
     """Where events are published, for engines that do not say."""
-    pairs = zip(engines.urls, engines._publishers, strict=True)
+    pairs = zip(engines.urls, engines.publishers, strict=True)
     return [f"{url}={each.endpoint}={each.replay_endpoint}" for url, each in pairs]
 
 
