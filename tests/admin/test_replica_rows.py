@@ -158,3 +158,4 @@ async def test_falls_of_a_grade_are_counted(client: ClientSession) -> None:
     assert row["grade_falls"] == 2
     assert f'warmroute_replica_grade_falls_total{{replica="{engine.url}"}} 2.0' in text
     assert f'warmroute_replica_slowness_ratio{{replica="{engine.url}"}} 1.0' in text
+    assert f'warmroute_replica_first_token_delay_seconds{{replica="{engine.url}"}} 0.0' in text

@@ -168,6 +168,8 @@ class Replicas(Collector):
             " the higher of prefill and decode."
         )
         yield each("slowness_ratio", text, _slowness)
+        text = "Delay of first tokens that the replica's queue and prefill do not explain, such as that of a proxy."
+        yield each("first_token_delay_seconds", text, lambda m: m.own_speed.delay.ms / 1e3)
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in self._members()]
