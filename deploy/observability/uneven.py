@@ -81,6 +81,13 @@ ALERTS = (
         "{{ $labels.replica }} takes {{ $value | humanize }} times as long as the replicas with the same model.",
     ),
     Alert(
+        "WarmrouteReplicaDelayed",
+        f"max by ({BY_REPLICA}) (max_over_time(warmroute_replica_first_token_delay_seconds[10m])) > 1",
+        "10m", TICKET,
+        "First tokens of one replica are delayed on their way",
+        "First tokens of {{ $labels.replica }} come {{ $value | humanizeDuration }} later than its work explains.",
+    ),
+    Alert(
         "WarmrouteReplicaIdle",
         f"{REQUESTS_OF_REPLICA} < on ({BY_MODEL}) group_left ()"
         f" (0.1 * (avg by ({BY_MODEL}) ({REQUESTS_OF_REPLICA}) > 0.05)) and {_TAKES_REQUESTS}"

@@ -96,7 +96,7 @@ async def _lose_events(cluster: Cluster, _: aiohttp.ClientSession) -> None:
 
 
 SLOW = r"times as long|first tokens? .*(take|longer|later)|slower"
-SLOW_ALERTS = "WarmrouteReplicaSlow|WarmrouteBreakerOpen"
+SLOW_ALERTS = "WarmrouteReplicaSlow|WarmrouteReplicaDelayed|WarmrouteBreakerOpen"
 TROUBLES = (
     Trouble("a hop delays requests by 3 s", _delay_requests, _replica, SLOW, SLOW_ALERTS),
     Trouble("a hop gathers answers for 3 s", _gather_answers, _replica, SLOW, SLOW_ALERTS),
