@@ -173,7 +173,7 @@ async def test_another_engine_comes_while_one_is_warmed(
             assert new.cancelled.is_set()
             assert len(new.seen) == 2
             assert idle(app)
-            assert app.control.admission._admission._open == {}
+            assert app.control.admission._admission.tenants == {}
             assert [row["state"] for row in app.control.warmer.state()["last"]] == ["done", "failed", "failed", "done"]
 
 

@@ -35,7 +35,7 @@ async def test_the_first_request_of_a_warmed_prompt_is_a_hit(client: ClientSessi
         assert cached > 1_000
         assert abs(predicted - cached) < 200
         assert idle(app)
-        assert app.control.admission._admission._open == {}
+        assert app.control.admission._admission.tenants == {}
         text = app.control.metrics.page().decode()
         assert 'warmroute_prewarm_requests_total{result="ok"} 1.0' in text
         assert f"warmroute_prewarm_tokens_total {float(row['prompt_tokens'])}" in text
