@@ -41,7 +41,6 @@ from tests.real.two_legs import (
 from tests.real.vllm_server import BLOCK_TOKENS, SEQUENCES_MAX, serving
 
 WAVES, LEAVERS = 2, 10  # clients of each wave
-LONG_TOKENS = 1_000  # of every second one: answers that no machine ends before their clients leave
 CLIENTS = 6  # that ask for one long prompt after the other while a replica is killed
 
 
@@ -125,10 +124,7 @@ async def test_clients_that_leave_leave_no_blocks(
     async with decoding(client, decoder, "nearly full", SEQUENCES_MAX - 1):
         for wave in range(WAVES):
             names = [f"leaver {wave} {number}" for number in range(LEAVERS)]
-            tokens = [LEAVERS_TOKENS, LONG_TOKENS] * (LEAVERS // 2)
-            asked = [
-                call(rng.choice(VLLM_PATHS), each, rng.random() < 0.5, n) for each, n in zip(names, tokens, strict=True)
-            ]
+            asked = [call(rng.choice(VLLM_PATHS), name, rng.random() < 0.5, LEAVERS_TOKENS) for name in names]
             leavers = [asyncio.create_task(send(client, each)) for each in asked]
             try:
                 await until("prompts on their way", lambda: in_flight(router, decoder) >= placed)

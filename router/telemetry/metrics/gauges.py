@@ -30,6 +30,13 @@ from router.telemetry.metrics.per_tenant import collect_tenants
 from router.telemetry.metrics.samples import MetricSources
 
 
+_SLOWNESS = (
+    "Learned time of the replica for the same work, relative to all replicas with the same models;"
+    " the higher of prefill and decode."
+)
+_DELAY = "Delay of first tokens that the replica's queue and prefill do not explain, such as that of a proxy."
+
+
 class Gauges(Collector):
     """Metrics of the entire router."""
 
@@ -163,13 +170,8 @@ class Replicas(Collector):
         text = "Fraction of the replica's computed prompt tokens that this router sent."
         yield each("share_ratio", text, lambda m: m.counters.share)
         yield each("prefill_tokens_per_second", "Learned prefill speed.", _speed)
-        text = (
-            "Learned time of the replica for the same work, relative to all replicas with the same models;"
-            " the higher of prefill and decode."
-        )
-        yield each("slowness_ratio", text, _slowness)
-        text = "Delay of first tokens that the replica's queue and prefill do not explain, such as that of a proxy."
-        yield each("first_token_delay_seconds", text, lambda m: m.own_speed.delay.ms / 1e3)
+        yield each("slowness_ratio", _SLOWNESS, _slowness)
+        yield each("first_token_delay_seconds", _DELAY, lambda m: m.own_speed.delay.ms / 1e3)
         text = "Learned time of a decode step with the replica's current streams; its floor if there are no streams."
         yield each("decode_step_seconds", text, _step_s)
         loads = [(m.id, m.load.cache_query_tokens_total, m.load.cache_hit_tokens_total) for m in self._members()]
