@@ -29,7 +29,6 @@ from router.telemetry.metrics.per_model import UnderWay
 from router.telemetry.metrics.per_tenant import collect_tenants
 from router.telemetry.metrics.samples import MetricSources
 
-
 _SLOWNESS = (
     "Learned time of the replica for the same work, relative to all replicas with the same models;"
     " the higher of prefill and decode."
