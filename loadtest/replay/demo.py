@@ -118,7 +118,7 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
 
 
 def wall_time(time_scale: float) -> str:
-    """Describe the times on the page of a router whose replicas run `time_scale` times as fast as life."""
+    """Describe the times on the page of a router with replicas that simulate `time_scale` seconds in a second."""
     return f"with wall time: a second there is {time_scale:g} simulated seconds of the table"
 
 

@@ -68,7 +68,7 @@ def log_connection_limit(wanted: int, allowed: int) -> None:
         "raise": HOW,
     }
     log.log(
-        logging.INFO if wanted == ListenSettings().connections_max else logging.WARNING,  # a default is no wish
+        logging.INFO if wanted == ListenSettings().connections_max else logging.WARNING,  # a default is not a request
         "fewer client connections are accepted than configured: the limit of open files is too low",
         extra={"event": "connections_lowered", "fields": fields},
     )

@@ -220,9 +220,9 @@ class ReplicaLifecycle:
         fields: dict[str, str | int] = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
         if member is not None and not member.ready and grade is Confidence.ESTIMATED:
             level = logging.DEBUG
-        else:
+        elif member is not None:  # a replica that has left needs no filter
             now_s, falls = time.monotonic(), self._falls[replica]
-            fell = member is not None and REPLICA_GRADES.index(grade) > REPLICA_GRADES.index(before)
+            fell = REPLICA_GRADES.index(grade) > REPLICA_GRADES.index(before)
             phase = falls.note_change(now_s, flap=fell)
             if fell:
                 self._metrics.count_grade_fall(replica)

@@ -21,7 +21,7 @@ from loadtest.faults.on_call.watch import LIMIT_S, SURFACES, Seen, watch
 
 QUIET_S = 600.0
 BASELINE_S = 120.0
-"""Quiet time before each trouble: what is usual is known after a minute."""
+"""Quiet time before each trouble. The usual figures are known after a minute."""
 TEXT_CHARACTERS = 300
 GOAL = "on call"
 QUIET = "quiet"

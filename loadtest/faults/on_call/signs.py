@@ -24,7 +24,7 @@ from router.cli.top.screen import Grid, Line, screen
 SCRIPT = Path(__file__).with_name("attention.mjs")
 DASHBOARD = Path(router.admin.dashboard.__file__).parent
 WRONG = ("red", "yellow")  # styles of `top` for what is wrong
-REASONS = "Why computed"  # a table whose colours stand for reasons of misses
+REASONS = "Why computed"  # its colours stand for reasons of misses
 
 
 @dataclass(slots=True)
