@@ -226,6 +226,8 @@ class ResponseTracker:
             if self._question.wanted.ask.stream:  # otherwise its prompt's length may be an estimate
                 self._parts.placer.first_token(self.lease, now_s)
             self._record.times.ttft_s = now_s - self._told_s
+            if self._question.trace is not None:
+                self._question.trace.record_first_token(now_s)
             due_s = self._question.wanted.due_s
             if due_s is not None:
                 self._record.times.in_time = now_s <= due_s

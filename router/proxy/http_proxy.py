@@ -310,7 +310,7 @@ class Proxy:
     def _first_token_hook(self, call: UpstreamCall, record: RequestRecord) -> Callable[[bytes], bool]:
         """Return a function that takes a piece of a stream. It returns True, and notes the first token, when the piece
         shows that prefill is done. It does not refer to `call`, which would be a reference cycle through the relay."""
-        dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
+        dialect, lease, called_s, trace = call.question.dialect, call.lease, call.called_s, call.question.trace
         due_s, asked = call.question.wanted.due_s, call.question.wanted.ask.stream
 
         def begun(piece: bytes) -> bool:
@@ -320,6 +320,8 @@ class Proxy:
             if asked:  # the lengths of other prompts may be estimates, from which no speed may be learned
                 self._placer.first_token(lease, now_s)
             record.times.ttft_s = now_s - called_s
+            if trace is not None:
+                trace.record_first_token(now_s)
             if due_s is not None:
                 record.times.in_time = now_s <= due_s
             return True

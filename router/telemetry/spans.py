@@ -50,6 +50,7 @@ class Attempt:
     span_id: int
     at_s: float
     first_byte_s: float | None = None  # time of the first whole event of a stream
+    first_token_s: float | None = None  # time of the first event of a stream with output
     end_s: float | None = None  # None: the attempt lasts until the request ends
     status: int = 0  # status of the engine's answer; 0: no answer
     failure: str = ""  # kind of failure before an answer began; "" for none
@@ -105,6 +106,10 @@ class RequestTrace:
             attempt.end_s = now_s
         else:
             attempt.first_byte_s = now_s
+
+    def record_first_token(self, now_s: float) -> None:
+        """Record that the last attempt's stream has its first output."""
+        self.attempts[-1].first_token_s = now_s
 
     def record_failure(self, kind: str, status: int, now_s: float) -> None:
         """Record that the last attempt failed before its answer began."""
@@ -283,8 +288,8 @@ def _call(moments: RequestTrace, record: RequestRecord, number: int, end_s: floa
     events = []
     if attempt.first_byte_s is not None:
         events.append(("first byte", attempt.first_byte_s - at))
-        if record.times.ttft_s is not None:
-            events.append(("first token", moments.attempts[0].at_s - at + record.times.ttft_s))
+    if attempt.first_token_s is not None:
+        events.append(("first token", attempt.first_token_s - at))
     until_s = end_s if attempt.end_s is None else attempt.end_s - at
     start_s = attempt.at_s - at
     span_id = attempt.span_id

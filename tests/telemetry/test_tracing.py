@@ -12,6 +12,7 @@ from aiohttp import ClientSession, web
 
 from router.telemetry.request_record import session_key
 from tests.http.wire import connect, post
+from tests.proxy.test_stream_failover import asked, body_of, pair, script
 from tests.support.fakes import (
     FakeEngine,
     breaks_midway,
@@ -23,6 +24,7 @@ from tests.support.fakes import (
     running,
     status,
 )
+from tests.support.speaking import Speaking
 from tests.telemetry.collector import Collector
 from tests.telemetry.traced import CHAT, ask, body, check_nested, traced
 
@@ -119,6 +121,19 @@ async def test_a_retry(client: ClientSession, engine: FakeEngine, other: FakeEng
         (seen,) = (engine if call.about["warmroute.replica"] == engine.url else other).seen
         assert seen.headers.getall("traceparent") == [f"00-{root.trace}-{call.id}-01"]
     assert spans[-1].parent == second.id
+
+
+async def test_a_continued_stream(client: ClientSession, collector: Collector) -> None:
+    """The first token is an event of the call that sent it, at the time at which it came: the call that continues the
+    stream begins later."""
+    async with pair(**traced(collector)) as (one, two, app):
+        script(one, two, Speaking(after=7))
+        await asked(client, app, CHAT, body_of(CHAT))
+        spans = await collector.trace()
+    check_nested(spans)
+    first, second = (got for got in spans if got.name == "POST")
+    assert (first.events, second.events) == (["first byte", "first token"], ["first byte"])
+    assert first.about["error.type"] == "broke_midway"
 
 
 async def test_all_attempts_fail(
