@@ -87,10 +87,14 @@ class PeerRegistry:
         ]
         return (min(heard)[1], self._peers[min(heard)[1]].name) if heard else None
 
-    def is_alive(self, origin: int) -> bool:
-        """True if this process is active."""
+    def is_active(self, origin: int) -> bool:
+        """True if this process has not been silent."""
         peer = self._peers.get(origin)
         return peer is not None and not peer.silent
+
+    def may_return(self, without: Collection[int]) -> bool:
+        """True if a router of this fleet is silent, and has not left."""
+        return any(p.silent and not p.stranger for origin, p in self._peers.items() if origin not in without)
 
     def is_known(self, origin: int) -> bool:
         """True if this process has sent a message, and has not left."""

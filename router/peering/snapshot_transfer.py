@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
@@ -59,11 +60,14 @@ class SnapshotTransfer:
         self._side, self._peers, self._name, self._origin, self._seals = side, peers, name, origin, seals
         self._whole, self._ask_router, self._clock = whole, ask, clock
         self._askers: dict[int, None] = {}  # routers that request this one's snapshot
+        self._served: deque[int] = deque(maxlen=RECEIVERS_MAX)  # routers that it was last sent to
         self._asked = asyncio.Event()
 
     def on_frame(self, origin: int, frame: PeerFrame) -> None:
         """Process a message of another router."""
-        if frame.asks == self._name and len(self._askers) < RECEIVERS_MAX:
+        if frame.asks != self._name or origin in self._served:  # requests are repeated until the first parcel arrives
+            return
+        if len(self._askers) < RECEIVERS_MAX:
             self._askers[origin] = None
             self._asked.set()
 
@@ -80,6 +84,7 @@ class SnapshotTransfer:
             self._asked.clear()
             while self._askers:
                 origin = next(iter(self._askers))
+                self._served.append(origin)
                 await self._give(session, origin)
                 self._askers.pop(origin, None)
 
@@ -112,21 +117,39 @@ class SnapshotTransfer:
         while not self._peers.has_replicas and self._clock() - began_s < FIRST_S:  # noqa: ASYNC110 - likewise
             await asyncio.sleep(LOOK_S)
         tried = set[int]()
-        while len(tried) < ASKED_MAX and (found := self._peers.oldest_peer(tried)) is not None:
+        while len(tried) < ASKED_MAX and (found := await self._find_router(tried)) is not None:
             origin, name = found
             tried.add(origin)
-            pieces = await self._pieces_of(session, origin, name)
+            pieces = await self._pieces_of(session, origin, name, lambda: self._may_send(origin, tried))
             if pieces is not None and await self._side.import_chunks(pieces, name):
                 return
 
-    async def _pieces_of(self, session: Session, origin: int, name: str) -> list[bytes] | None:
+    async def _find_router(self, tried: set[int]) -> tuple[int, str] | None:
+        """Return the next router to ask; None if there is none. A busy router may be silent for a moment."""
+        since_s = self._clock()
+        while (found := self._peers.oldest_peer(tried)) is None:
+            if not self._peers.may_return(tried) or self._clock() - since_s > FIRST_S:
+                return None
+            await asyncio.sleep(LOOK_S)
+        return found
+
+    def _may_send(self, origin: int, tried: set[int]) -> bool:
+        """True if parcels of a router may arrive. One that is silent may be busy; it has died if another is active."""
+        peers = self._peers
+        return peers.is_active(origin) or (peers.is_known(origin) and peers.oldest_peer(tried) is None)
+
+    async def _pieces_of(
+        self, session: Session, origin: int, name: str, may_send: Callable[[], bool]
+    ) -> list[bytes] | None:
         """Receive the snapshot of one router; None if it does not arrive completely."""
         key = _key(self._origin, origin)
         pieces, number, size, since_s = list[bytes](), 0, 0, self._clock()
         self._ask_router(name)
-        while size <= BYTES_MAX and self._clock() - since_s <= FIRST_S and self._peers.is_alive(origin):
+        while size <= BYTES_MAX and self._clock() - since_s <= FIRST_S and may_send():
             parcel = await session.take(key, FIRST_S / 8)
             if parcel is None:
+                if not number:  # the other router may have had no place for this one yet, and ignored its message
+                    self._ask_router(name)
                 continue
             some = self._open_parcel(f"{key}:{number}", parcel)
             if some is None:
