@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
@@ -120,7 +121,7 @@ class SnapshotTransfer:
         while len(tried) < ASKED_MAX and (found := await self._find_router(tried)) is not None:
             origin, name = found
             tried.add(origin)
-            pieces = await self._pieces_of(session, origin, name, lambda: self._may_send(origin, tried))
+            pieces = await self._pieces_of(session, origin, name, partial(self._may_send, origin, tried))
             if pieces is not None and await self._side.import_chunks(pieces, name):
                 return
 
