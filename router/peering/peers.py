@@ -96,10 +96,6 @@ class PeerRegistry:
         """True if a router of this fleet is silent, and has not left."""
         return any(p.silent and not p.stranger for origin, p in self._peers.items() if origin not in without)
 
-    def is_known(self, origin: int) -> bool:
-        """True if this process has sent a message, and has not left."""
-        return origin in self._peers
-
     def name_of(self, origin: int) -> str:
         """Return the name of a known process."""
         return self._peers[origin].name

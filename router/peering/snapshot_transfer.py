@@ -136,8 +136,7 @@ class SnapshotTransfer:
 
     def _may_send(self, origin: int, tried: set[int]) -> bool:
         """True if parcels of a router may arrive. One that is silent may be busy; it has died if another is active."""
-        peers = self._peers
-        return peers.is_active(origin) or (peers.is_known(origin) and peers.oldest_peer(tried) is None)
+        return self._peers.is_active(origin) or self._peers.oldest_peer(tried) is None
 
     async def _pieces_of(
         self, session: Session, origin: int, name: str, may_send: Callable[[], bool]

@@ -62,7 +62,7 @@ def test_the_higher_number_has_a_name_for_as_long_as_it_is_heard() -> None:
     assert peers.expire_silent(0.1 + SILENT_S) == [30]
     assert peers.note_message(20, "b", 3, 1.3) is Arrival.GAP
     assert peers.take_lost() == [(30, "b")]
-    assert (peers.is_known(20), peers.is_known(30), peers.heard) == (True, False, 1)
+    assert (peers.is_active(20), peers.is_active(30), peers.heard) == (True, False, 1)
 
 
 def test_a_silent_router_may_return() -> None:
@@ -127,7 +127,7 @@ async def test_a_damaged_message_mutes_nobody_for_ever(what: str) -> None:
                 b.core.to_say = [b"hello"]
                 b.link.changed()
                 await asyncio.sleep(0.05)
-        assert a.link._peers.is_known(b.link.origin)
+        assert a.link._peers.is_active(b.link.origin)
         assert a.link.routers == 2
 
 
