@@ -381,8 +381,9 @@ async def test_sentinels_lead_to_the_server_that_takes_writes() -> None:
         while b"num-slaves\r\n$1\r\n1" not in await sentinel.ask("SENTINEL", "MASTER", "mymaster"):
             await asyncio.sleep(0.1)
         await first.kill()
-        await until(lambda: a.link.counts["interruptions"])
-        await until(lambda: a.link.connected and a.link.routers == 2)
+        await until(lambda: bool(a.link.failures and b.link.failures))
+        heard = a.link.counts["heard"]
+        await until(lambda: a.link.counts["heard"] > heard + 4 and a.link.connected and a.link.routers == 2)
         assert b"role:master" in await second.ask("INFO", "replication")
 
 
