@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from router.core.types.cache_misses import Difference, MissReason
-from router.core.types.placements import Candidate, Receipt
+from router.core.types.placements import Candidate, Receipt, stage_row
 from router.placement_api import RequestPrincipal
 from router.telemetry.request_record import CAUSE, RequestRecord
 
@@ -62,11 +62,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "predicted_pull_tokens": receipt.pull.tokens if receipt and receipt.pull else 0,
         "pull_source": receipt.pull.source if receipt and receipt.pull else None,
         "predicted_pull_ms": round(receipt.pull.fetch_ms, 2) if receipt and receipt.pull else 0.0,
-        "prefill_replica": receipt.leg.replica if receipt and receipt.leg else None,
-        "predicted_prefill_ms": round(receipt.leg.pending_ms + receipt.leg.uncached_ms, 2)
-        if receipt and receipt.leg
-        else 0.0,
-        "predicted_transfer_ms": round(receipt.leg.transfer_ms, 2) if receipt and receipt.leg else 0.0,
+        **stage_row(receipt),
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),

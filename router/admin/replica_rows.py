@@ -17,7 +17,6 @@ from router.core.cache_state.prefix_index import PrefixIndex
 from router.core.fleet.breaker import State
 from router.core.fleet.member import ReplicaState
 from router.core.insights.ledger.recent_traffic import ReplicaTraffic
-from router.core.types.disagg_types import Role
 
 SLOW_WORK = 1.5  # below 1.25 a difference is noise (speed_factor.py); the evidence against an avoided replica fades
 SLOW_TTFT, SLOW_TTFT_S = 3.0, 0.2  # times as long as on peers, and at least that much longer
@@ -58,7 +57,7 @@ class Peers:
 
     def __init__(self, members: Iterable[ReplicaState], traffic: Traffic) -> None:
         self._traffic = traffic
-        groups: dict[tuple[int, Role], list[ReplicaState]] = {}
+        groups: dict[tuple[int, str], list[ReplicaState]] = {}
         for member in members:
             groups.setdefault(_group(member), []).append(member)
         self._prefill, self._step, self._delay, self._ttft = (
@@ -96,7 +95,7 @@ class Peers:
         """Return how many requests the peers get of a replica that could take some and gets few; "" for others."""
         count, requests = self._requests.get(_group(member), (0, 0.0))
         own = self._traffic[member.id].requests
-        if count < 2 or member.replica.role is Role.PREFILL:
+        if count < 2 or member.replica.only_prefills:
             return ""
         if not member.ready or member.state(now_s) is not State.CLOSED:
             return ""
@@ -110,7 +109,7 @@ class Peers:
         return traffic.ttft_p50_s if traffic.first_tokens >= FIRST_TOKENS_MIN else None
 
 
-def _group(member: ReplicaState) -> tuple[int, Role]:
+def _group(member: ReplicaState) -> tuple[int, str]:
     return id(member.speeds), member.replica.role
 
 

@@ -40,7 +40,8 @@ from router.config.url_maps import (
     url_problems,
 )
 from router.core.dialects.tool_normalization import REPAIRS
-from router.core.placement.policies import POLICIES, DisaggPolicy
+from router.core.disagg.disagg_policy import DisaggPolicy
+from router.core.placement.policies import POLICIES
 from router.core.types.disagg_types import KvConnector
 from router.engines.discovery import POOLS_MAX, SOURCES
 from router.former_names import SETTING_VALUES, SETTINGS

@@ -26,14 +26,14 @@ def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]
     if not fallbacks_max:
         return listed
     rank, pull = chosen.partition(RANK_MARK)[2], receipt.pull
-    prefiller = endpoint_of(receipt.leg.replica) if receipt.leg is not None else ""
+    others = [endpoint_of(each) for each in receipt.other_replicas]
     for candidate in sorted(receipt.candidates, key=_price_ms):
         if candidate.id == chosen or candidate.id.partition(RANK_MARK)[2] != rank:
             continue
         if pull is not None and candidate.id == pull.source:
             continue  # the serving replica gets the transfer order, and no replica can transfer from itself
         endpoint = endpoint_of(candidate.id)
-        if endpoint and endpoint == prefiller:
+        if endpoint in others:
             continue  # no server can prefill for itself
         if endpoint and endpoint not in listed:
             listed.append(endpoint)

@@ -106,8 +106,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
         told += f"x-warmroute-predicted-tier-tokens: {receipt.predicted_tier_tokens}\r\n"
     if receipt.pull is not None:
         told += header_lines("x-warmroute-predicted-p2p-tokens", receipt.pull.tokens)
-    if receipt.leg is not None:
-        told += f"x-warmroute-prefill-replica: {receipt.leg.replica}\r\n"
+    for other in receipt.other_replicas:
+        told += f"x-warmroute-prefill-replica: {other}\r\n"
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
@@ -142,7 +142,7 @@ def final_receipt(
             "predicted_cached_tokens": receipt.predicted_cached_tokens,
             "predicted_tier_tokens": receipt.predicted_tier_tokens,
             "predicted_pull_tokens": receipt.pull.tokens if receipt.pull is not None else 0,
-            **({"prefill_replica": receipt.leg.replica} if receipt.leg is not None else {}),
+            **receipt.stage_fields(),
             "cached_tokens": usage.cached_tokens if usage is not None else None,
             "completion_tokens": usage.completion_tokens if usage is not None else None,
             "miss": miss.header(isolated=isolated) if miss is not None else None,

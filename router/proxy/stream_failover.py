@@ -182,7 +182,7 @@ class StreamFailover:
         """Return the lease of another replica and its answer. Raises FailoverRefused."""
         tried, fresh = frozenset((replica,)), False
         for _ in range(CONNECT_ATTEMPTS_MAX):
-            question.wanted.may_pull = question.wanted.may_split = False
+            question.wanted.require_one_replica()
             try:
                 lease = await place_or_refuse(self._placer, question.wanted, tried, self._clock)
             except Refusal as error:

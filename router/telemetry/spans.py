@@ -248,7 +248,7 @@ def _make_placement_attributes(receipt: Receipt) -> Attributes:
         "warmroute.predicted_cached_tokens": receipt.predicted_cached_tokens,
         "warmroute.predicted_tier_tokens": receipt.predicted_tier_tokens,
         "warmroute.predicted_pull_tokens": receipt.pull.tokens if receipt.pull is not None else 0,
-        **({"warmroute.prefill_replica": receipt.leg.replica} if receipt.leg is not None else {}),
+        **receipt.stage_fields("warmroute."),
     }
 
 

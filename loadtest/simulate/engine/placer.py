@@ -18,10 +18,11 @@ from loadtest.simulate.engine.workload import MODEL, SimRequest, Workload
 from router.config.schema import ExtProcSettings
 from router.core.admission.hold_back import DeferredQueue
 from router.core.admission.wait_credit import WaitCredit
+from router.core.disagg.disagg_policy import DisaggPolicy
 from router.core.disagg.pair_disaggregator import PairDisaggregator
 from router.core.fleet.lease import Lease
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import DisaggPolicy, Policy, PullPolicy, RingOrdered
+from router.core.placement.policies import Policy, PullPolicy, RingOrdered
 from router.core.placement.router import Router
 from router.core.prompts.block_keys import Chain
 from router.core.prompts.token_keys import TokenPrompt

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from router.core.disagg.disagg_policy import DisaggPolicy
 from router.core.disagg.leases import DisaggLeases
 from router.core.disagg.pairs import DisaggPairs
 from router.core.disagg.planner import DisaggPlanner
@@ -23,7 +24,7 @@ from router.core.placement.filters import NOBODY
 from router.core.placement.lease_factory import LeaseFactory
 from router.core.placement.lease_listener import LeaseListener
 from router.core.placement.placement_request import PlacementRequest
-from router.core.placement.policies import DisaggPolicy, Policy
+from router.core.placement.policies import Policy
 from router.core.placement.priced_request import PlacementScope, PricedRequest
 from router.core.placement.scoring import CostModel
 from router.core.placement.ttft_feasibility import predicted_ms, unreachable

@@ -144,7 +144,7 @@ class DisaggPairs:
 
     def may_decode(self, member: ReplicaState) -> bool:
         """True if a replica takes decode stages."""
-        return member.id in self.hands and member.replica.role is not Role.PREFILL
+        return member.id in self.hands and not member.replica.only_prefills
 
     def serves_whole(self, member: ReplicaState) -> bool:
         """True if a replica takes requests with both stages."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.core.disagg.disagg_policy import DisaggPolicy
 from router.core.disagg.pairs import DisaggPairs
 from router.core.disagg.prefill_members import filter_prefill_members
 from router.core.fleet.eligibility import Eligibility
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.registry import Fleet
-from router.core.placement.policies import DisaggPolicy
 from router.core.placement.prefix_match import PromptMatch
 from router.core.placement.priced_request import PricedRequest
 from router.core.placement.scoring import PRICE_ALL_BELOW, CostModel, FleetSurvey, filter_by_context

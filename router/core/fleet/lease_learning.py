@@ -27,8 +27,7 @@ def learn(member: ReplicaState, lease: Lease, outcome: Outcome, now_s: float) ->
     if lease.role == PREFILL:  # the means below are over clients' requests
         speeds.note_prefill(uncached)
         return uncached, cached
-    leg = lease.receipt.leg
-    prefill_ms = lease.prefill_ms if leg is None else leg.uncached_ms
+    prefill_ms = lease.receipt.prefill_ms(lease.prefill_ms)
     if outcome.unobserved:  # lengths and rates are those of observed answers
         speeds.note_unobserved((now_s - lease.placed_s) * 1e3)
         speeds.note_request(lease.prompt_tokens, prefill_ms)

@@ -15,7 +15,6 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.member import ReplicaState
 from router.core.fleet.pulls import Pulls
 from router.core.fleet.ready_index import ReadyIndex
-from router.core.types.disagg_types import Role
 from router.core.types.replicas import Replica, ServedModel
 
 
@@ -94,7 +93,7 @@ class Fleet:
             self._assign_speeds(members[id_])
         for id_, replica in wanted.items():
             members[id_].replica = replica.merge_previous(members[id_].replica)
-        self.prefillers = {id_: members[id_] for id_, replica in wanted.items() if replica.role is Role.PREFILL}
+        self.prefillers = {id_: members[id_] for id_, replica in wanted.items() if replica.only_prefills}
         self._whole_of = [], []
         self._on_members_changed(*members.values())
         return joined, left
@@ -197,7 +196,7 @@ class Fleet:
         if not self.prefillers:
             return members
         if self._whole_of[0] is not members:
-            whole = [member for member in members if member.replica.role is not Role.PREFILL]
+            whole = [member for member in members if not member.replica.only_prefills]
             self._whole_of = members, whole or members
         return self._whole_of[1]
 

@@ -264,10 +264,7 @@ def _saved_ms(receipt: Receipt) -> float:
         return 0.0
     most = receipt.predicted_cached_tokens + receipt.spilled_tokens
     there_ms = [c.first_token_ms for c in receipt.candidates if c.cached_tokens == most]
-    here_ms, leg = chosen.first_token_ms, receipt.leg
-    if leg is not None:
-        here_ms = leg.pending_ms + leg.uncached_ms + leg.transfer_ms
-    return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0
+    return max(0.0, min(there_ms) - receipt.first_token_ms(chosen)) if there_ms else 0.0
 
 
 def add_external_kv(miss: TokenBreakdown, receipt: Receipt) -> None:

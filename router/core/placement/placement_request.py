@@ -34,3 +34,7 @@ class PlacementRequest(Struct, eq=False):  # a Struct for speed: core/types/requ
     may_pull: bool = True  # True if the engine may be instructed to fetch blocks of the prompt from another replica
     may_split: bool = False  # True if the prompt may be prefilled by one replica and decoded by another
     charged: bool = False  # the request was charged to its tenant's rate before its body was read
+
+    def require_one_replica(self) -> None:
+        """Exclude placements that need blocks of another replica."""
+        self.may_pull = self.may_split = False

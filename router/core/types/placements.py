@@ -333,6 +333,27 @@ class Receipt(Struct, gc=False):
         leg = self.leg
         return leg.replica if leg is not None else self.replica
 
+    @property
+    def other_replicas(self) -> tuple[str, ...]:
+        """The replicas beside `replica` that compute a stage of the request."""
+        leg = self.leg
+        return (leg.replica,) if leg is not None else ()
+
+    def stage_fields(self, prefix: str = "") -> dict[str, str]:
+        """Return the fields of spans and final receipts on the other stages of the request; none without them."""
+        leg = self.leg
+        return {f"{prefix}prefill_replica": leg.replica} if leg is not None else {}
+
+    def prefill_ms(self, alone_ms: float) -> float:
+        """Return the predicted prefill time of the prompt's uncached part, which is `alone_ms` at `replica`."""
+        leg = self.leg
+        return leg.uncached_ms if leg is not None else alone_ms
+
+    def first_token_ms(self, chosen: Candidate) -> float:
+        """Return the predicted time to the first token. `chosen`: the candidate of `replica`."""
+        leg = self.leg
+        return chosen.first_token_ms if leg is None else leg.pending_ms + leg.uncached_ms + leg.transfer_ms
+
     def cost_of(self, candidate: Candidate) -> Cost | None:
         """Return the terms of a candidate's price; None if the policy compared no prices, or not this one.
 
@@ -353,3 +374,13 @@ class Receipt(Struct, gc=False):
             return usage
         found = leg.found_tokens
         return usage.with_prefill_hits(Usage(usage.prompt_tokens, 0, found) if found is not None else None)
+
+
+def stage_row(receipt: Receipt | None) -> dict[str, str | float | None]:
+    """Return the fields of a decision's row on the other stages of its request, empty without such stages."""
+    leg = receipt.leg if receipt is not None else None
+    return {
+        "prefill_replica": leg.replica if leg is not None else None,
+        "predicted_prefill_ms": round(leg.pending_ms + leg.uncached_ms, 2) if leg is not None else 0.0,
+        "predicted_transfer_ms": round(leg.transfer_ms, 2) if leg is not None else 0.0,
+    }

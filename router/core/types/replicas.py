@@ -45,6 +45,11 @@ class Replica:
         return int(rank) if rank else None
 
     @property
+    def only_prefills(self) -> bool:
+        """True if it answers requests only if no other replica is available."""
+        return self.role is Role.PREFILL
+
+    @property
     def pod(self) -> str:
         """The pod's name; "" if discovery provides none."""
         return self.name.rpartition("/")[2]

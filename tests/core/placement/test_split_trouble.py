@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.core.disagg.disagg_policy import DisaggPolicy
 from router.core.disagg.pairs import PAIR_REST_MAX_S, PAIR_REST_S, TIMES_S
-from router.core.placement.policies import DisaggPolicy
 from router.core.placement.policies.warm.stages import weigh_stages
 from router.core.types.disagg_types import Role
 from router.core.types.placements import Candidate, DisaggPlan, EndReason, PlacementContext, Shed

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from router.core.placement.policies.consistent_hash import ConsistentHash
 from router.core.placement.policies.least_loaded import LeastLoaded
 from router.core.placement.policies.longest_match import LongestMatch
-from router.core.placement.policies.policy import (
-    DisaggPolicy,
-    Policy,
-    PullPolicy,
-    RingOrdered,
-    TransferTimes,
-)
+from router.core.placement.policies.policy import Policy, PullPolicy, RingOrdered, TransferTimes
 from router.core.placement.policies.round_robin import RoundRobin
 from router.core.placement.policies.two_choices import TwoChoices
 from router.core.placement.policies.warm import Warm
@@ -27,4 +21,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "longest_match": LongestMatch,
 }
 
-__all__ = ["POLICIES", "DisaggPolicy", "Policy", "PullPolicy", "RingOrdered", "TransferTimes"]
+__all__ = ["POLICIES", "Policy", "PullPolicy", "RingOrdered", "TransferTimes"]
