@@ -30,20 +30,22 @@ MEASURE = """
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let node = walk.nextNode(); node; node = walk.nextNode()) {
       const parent = node.parentElement;
-      if (!node.data.trim() || parent.closest('script, style, option, svg, .sr, .visually-hidden') || !seen(parent)) continue;
+      if (!node.data.trim() || parent.closest('script, style, option, svg') || !seen(parent)) continue;
       const range = document.createRange(), within = clip(parent);
       range.selectNodeContents(node);
       for (const at of range.getClientRects()) {
         const box = {left: Math.max(at.left, within.left), right: Math.min(at.right, within.right),
                      top: Math.max(at.top, within.top), bottom: Math.min(at.bottom, within.bottom)};
-        if (box.right - box.left > 1 && box.bottom - box.top > 1) texts.push({box, node, words: node.data.trim().slice(0, 40)});
+        if (box.right - box.left <= 1 || box.bottom - box.top <= 1) continue;
+        texts.push({box, node, words: node.data.trim().slice(0, 40)});
       }
     }
     for (const each of document.querySelectorAll('body *')) {
-      const style = getComputedStyle(each);
-      if (!seen(each) || each.closest('svg') || !['hidden', 'clip'].includes(style.overflowX) || each.clientWidth < 2) continue;
-      const told = each.title || each.closest('[title]') || each.querySelector('[title]') || each.closest('button, summary, a');
-      if (each.scrollWidth > each.clientWidth + 1 && each.innerText.trim() && !told) cut.push(each.innerText.trim().slice(0, 40));
+      if (!seen(each) || each.closest('svg') || each.clientWidth < 2) continue;
+      if (!['hidden', 'clip'].includes(getComputedStyle(each).overflowX)) continue;
+      const shown = each.closest('[title], button, summary, a') || each.querySelector('[title]');
+      const words = each.innerText.trim().slice(0, 40);
+      if (each.scrollWidth > each.clientWidth + 1 && words && !shown) cut.push(words);
     }
     const overlaps = [];
     texts.sort((one, two) => one.box.top - two.box.top);
