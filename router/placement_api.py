@@ -146,8 +146,8 @@ class PlacementService(Protocol):
         """Report a broken pair: blocks that the first replica computed probably did not arrive at the second one. The
         pair takes no disaggregated request before a new transfer between them succeeds."""
 
-    def has_other_ready(self, tried: frozenset[str]) -> bool:
-        """True if a replica other than these is ready."""
+    def has_other_ready(self, tried: frozenset[str], model: str | None = None) -> bool:
+        """True if a replica other than these is ready, of those that serve the model if it is known."""
 
     def ready_one(self) -> str | None:
         """Return a ready replica, the same one while it is ready; None if no replica is ready."""

@@ -240,9 +240,10 @@ class LocalPlacementService:
         """Require a new warm-up of two replicas before they take another disaggregated request."""
         self._router.disaggregator.pair_broke(prefill, decode, now_s=self._clock())
 
-    def has_other_ready(self, tried: frozenset[str]) -> bool:
-        """True if a replica is ready that is not among these."""
-        return any(member.id not in tried for member in self._router.fleet.usable())
+    def has_other_ready(self, tried: frozenset[str], model: str | None = None) -> bool:
+        """True if a replica is ready that is not among these, of those that serve the model if it is known."""
+        name, fleet = self._models.find_known_name(model), self._router.fleet
+        return any(member.id not in tried for member in (fleet.list_serving(name) if name else fleet.usable()))
 
     def ready_one(self) -> str | None:
         """Return the first of the replicas that are ready."""

@@ -367,7 +367,7 @@ class Attempts:
         if isinstance(failure, NoDescriptor):
             message = "The router has no file descriptor left for a connection; try again later."
             return Refusal(503, "out_of_descriptors", message)
-        if isinstance(failure, ConnectFailed) and not self._placer.has_other_ready(tried.replicas):
+        if isinstance(failure, ConnectFailed) and not self._placer.has_other_ready(tried.replicas, model):
             return no_replica_ready(*self._placer.readiness_summary(model))
         cause = f"{failure.kind} at {replica}, {failure}"
         if isinstance(failure, TimedOut):

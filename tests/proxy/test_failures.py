@@ -105,6 +105,18 @@ async def test_silent_request_on_a_lost_replica(client: ClientSession, engine: F
         assert idle(app)
 
 
+async def test_all_of_one_model_dead(client: ClientSession, engine: FakeEngine) -> None:
+    """A replica of another model is no help: the refusal names the model that no replica can serve now."""
+    async with FakeEngine(models=("another",)) as another, running(engine, another) as app:
+        await engine.stop()
+        async with client.post(app.url + CHAT, json=body()) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (503, "no_replica_ready")
+            assert "'m'" in error["message"]
+            assert "Retry-After" in response.headers
+        assert idle(app)
+
+
 async def test_all_dead(client: ClientSession, engine: FakeEngine) -> None:
     """With nobody left, a refused connection is 503 with Retry-After and a broken one 502, both in OpenAI's form."""
     async with running(engine) as app:
