@@ -242,8 +242,9 @@ class LocalPlacementService:
 
     def has_other_ready(self, tried: frozenset[str], model: str | None = None) -> bool:
         """True if a replica is ready that is not among these, of those that serve the model if it is known."""
-        name, fleet = self._models.find_known_name(model), self._router.fleet
-        return any(member.id not in tried for member in (fleet.list_serving(name) if name else fleet.usable()))
+        name = self._models.find_known_name(model)
+        members = self._router.fleet.list_serving(name) if name else self._router.fleet.usable()
+        return any(member.id not in tried for member in members)
 
     def ready_one(self) -> str | None:
         """Return the first of the replicas that are ready."""
