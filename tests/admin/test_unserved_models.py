@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from router.admin.insights_pages import RECENT_S
 from router.cli.top import plain
 from router.cli.top.screen import screen
 from router.router_server import RouterServer
@@ -67,3 +68,14 @@ async def test_a_declared_model_that_no_replica_serves_is_named(
         assert (await error_of(client, app, "guess", **ring.of("acme")))[0] == 404
         why = "no replica is known to serve 'new'; 1 of 1 replicas are ready"
         assert (await observatory(client, app))["unserved_models"] == [{"model": "new", "why": why}]
+
+
+async def test_a_model_that_is_requested_no_more_is_named_no_more(client: ClientSession, engine: FakeEngine) -> None:
+    """The page names it for two minutes after the last request for it."""
+    async with running(engine, discovery__models=("new",)) as app:
+        assert (await error_of(client, app, "new"))[0] == 503
+        requested_s = app.control.observatory._unready_at_s
+        requested_s["new"] -= RECENT_S - 10
+        assert [row["model"] for row in (await observatory(client, app))["unserved_models"]] == ["new"]
+        requested_s["new"] -= 10
+        assert (await observatory(client, app))["unserved_models"] == []
