@@ -910,6 +910,15 @@ REQUESTS = Board(
                     ],
                     "percentunit", top=1,
                 ),
+                Panel(
+                    "Open requests by tenant",
+                    "Requests placed or in the router's queue, and those of them that wait there. One tenant with most"
+                    " of them delays the others.",
+                    [
+                        (total("warmroute_tenant_in_flight_requests", "tenant"), "{{tenant}} open"),
+                        (total("warmroute_tenant_queued_requests", "tenant"), "{{tenant}} waiting"),
+                    ],
+                ),
             ],
             title="Tenants",
         ),
